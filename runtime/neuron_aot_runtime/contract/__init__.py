@@ -1,0 +1,1 @@
+"""What the toolchain promises and the runtime relies on: manifest, digests, layout, configuration rules, errors."""

@@ -1,0 +1,23 @@
+"""Devices: what runs artifacts. One module each; ``open_device`` imports on demand."""
+
+from __future__ import annotations
+
+from .base import Device
+
+__all__ = ["Device", "open_device"]
+
+
+def open_device(target: str, *, local_rank: int = 0) -> Device:
+    """The device for a bundle's target. Raises IncompatibleArtifactError for a target this host cannot be."""
+    from ..contract.errors import IncompatibleArtifactError
+
+    if target == "cpu":
+        from .cpu import CpuDevice
+
+        return CpuDevice()
+    raise IncompatibleArtifactError(
+        f"this runtime has no device for target {target!r}",
+        wanted=target,
+        found="cpu",
+        next_command="compile the recipe with --target cpu, or serve this bundle on a host of its target",
+    )

@@ -1,0 +1,55 @@
+"""The device contract: everything the runner asks of a machine that executes programs.
+
+A device is opened once per process, in the worker. Order of calls:
+
+    check(requires)                  before anything is read
+    load(program, path) …            once per program; the blob's digest has been verified by the caller
+    put_param(spec, array) …         once per param
+    allocate_states(specs)           once
+    execute(name, inputs) …          every step
+    close()
+
+Host arrays are numpy; bfloat16 is ``ml_dtypes.bfloat16``. Nothing here is thread safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ..contract.manifest import Manifest, Program, TensorSpec
+
+
+class Device(Protocol):
+    target: str
+
+    def check(self, requires: Mapping[str, str]) -> None:
+        """Raise IncompatibleArtifactError, listing every unmet requirement, unless this host meets them all."""
+
+    def load(self, manifest: Manifest, program: Program, artifact: Path) -> None:
+        """Load one program's artifact, and check that what it reports matches the manifest's signature.
+
+        Raises IncompatibleArtifactError (wrong build), IntegrityError (not an artifact), DeviceError.
+        """
+
+    def put_param(self, spec: TensorSpec, array: np.ndarray) -> None:
+        """Place one weight. ``array`` has ``spec``'s shape and dtype; the device may keep a view of it.
+
+        Raises ValueError when shape or dtype differ.
+        """
+
+    def allocate_states(self, specs: Sequence[TensorSpec]) -> None:
+        """Allocate the KV cache, zeroed, once; programs overwrite it in place."""
+
+    def execute(self, name: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run a loaded program. ``inputs`` by name, of the program's exact shapes and dtypes (int32 indices).
+
+        Blocks until the outputs are readable and returns them by name, as host arrays that stay valid.
+        Raises DeviceError.
+        """
+
+    def close(self) -> None:
+        """Release everything; the device cannot be used again."""

@@ -1,0 +1,1 @@
+"""Read side of the store: resolve a reference, fetch, verify."""
