@@ -37,20 +37,19 @@ def prefill_grid(token_buckets: Sequence[int], contexts: Sequence[int], max_mode
     unreachable, and dropped, when a smaller one already holds the longest sequence.
     """
     grid = []
-    longest = round_up(max_model_len, block_size)
+    rounded = {round_up(context, block_size) for context in contexts}
     for index, tokens in enumerate(token_buckets):
         if index and token_buckets[index - 1] >= max_model_len:
             break
         own = round_up(tokens, block_size)
-        larger = {round_up(context, block_size) for context in contexts}
-        grid += [Bucket(size=tokens, context=context) for context in sorted({own} | {c for c in larger if c > own})
-                 if context <= max(longest, own)]  # fmt: skip
+        grid += [Bucket(size=tokens, context=context) for context in sorted({own} | {c for c in rounded if c > own})]
     return grid
 
 
 def decode_grid(seqs_buckets: Sequence[int], contexts: Sequence[int], block_size: int) -> list[Bucket]:
-    """Every decode bucket: each batch size with each context."""
-    return [Bucket(size=size, context=round_up(context, block_size)) for size in seqs_buckets for context in contexts]
+    """Every decode bucket: each batch size with each context (rounded up to a block)."""
+    rounded = sorted({round_up(context, block_size) for context in contexts})
+    return [Bucket(size=size, context=context) for size in seqs_buckets for context in rounded]
 
 
 def smallest_fitting(buckets: Iterable[Bucket], *, size: int, context: int) -> Bucket | None:
