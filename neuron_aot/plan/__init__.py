@@ -1,0 +1,5 @@
+"""Planning: which programs a serving configuration needs."""
+
+from .grid import Grid, ReasonedDrop, plan_programs
+
+__all__ = ["Grid", "ReasonedDrop", "plan_programs"]

@@ -8,7 +8,8 @@
     ├── StoreError            exit 1   (never raised itself)
     │   ├── NotFoundError     exit 4   absent: a ref, bundle, record or blob
     │   ├── AccessDeniedError exit 5   present or not, we may not look
-    │   └── IntegrityError    exit 6   bytes that are not what their name says
+    │   ├── IntegrityError    exit 6   bytes that are not what their name says
+    │   └── StorageFaultError exit 11  the storage itself failed: full disk, I/O error
     ├── LoweringError         exit 7   a model that cannot become HLO
     ├── CompileError          exit 8   a code generator that failed
     ├── DeviceError           exit 9   a device that failed or cannot run the artifact
@@ -113,6 +114,10 @@ class AccessDeniedError(StoreError):
 
 class IntegrityError(StoreError):
     exit_code = 6
+
+
+class StorageFaultError(StoreError):
+    exit_code = 11
 
 
 class LoweringError(NeuronAotError):

@@ -1,1 +1,25 @@
-"""Read side of the store: resolve a reference, fetch, verify."""
+"""Read side of the store: resolve a reference, read, verify.
+
+    bundle = open_bundle("./store@smollm2/demo")
+    for program in bundle.manifest.programs:
+        path = bundle.artifact_path(program)   # its sha256 has been checked
+"""
+
+from .bundle import Bundle, open_bundle
+from .reader import LocalReader, StoreReader
+from .records import ProgramRecord, Provenance, RefRecord, RequestRecord, parse_record
+from .reference import Reference, parse_reference
+
+__all__ = [
+    "Bundle",
+    "LocalReader",
+    "ProgramRecord",
+    "Provenance",
+    "RefRecord",
+    "Reference",
+    "RequestRecord",
+    "StoreReader",
+    "open_bundle",
+    "parse_record",
+    "parse_reference",
+]

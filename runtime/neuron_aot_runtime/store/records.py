@@ -1,0 +1,72 @@
+"""The JSON records of a store. Their schemas are part of the store's contract; foreign fields are refused."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..contract.errors import IntegrityError
+from ..contract.manifest import Artifact, Bucket, Key, TensorSpec
+
+Record = TypeVar("Record", bound=BaseModel)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def to_json(self) -> bytes:
+        """The bytes to store."""
+        return (self.model_dump_json(indent=1) + "\n").encode()
+
+
+class Provenance(_Record):
+    """How an artifact was made. Told to people; never part of a key or an identity."""
+
+    built_at: str
+    lower_ms: int = Field(ge=0)
+    generate_ms: int = Field(ge=0)
+    peak_memory_mb: int = Field(ge=0)
+    versions: dict[str, str]
+
+
+class ProgramRecord(_Record):
+    """``programs/<program key>.json``: what the compiler made of one program."""
+
+    program_key: Key
+    artifact: Artifact
+    target: str
+    code_generator: dict[str, str]
+    provenance: Provenance
+
+
+class RequestRecord(_Record):
+    """``requests/<request key>.json``: the program that a request lowers to, and its signature."""
+
+    request_key: Key
+    program_key: Key
+    phase: str
+    bucket: Bucket
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class RefRecord(_Record):
+    """``refs/<name>.json``. ``model``: where the recipe found the model; a hint for ``serve``, trusted by nothing."""
+
+    bundle: Key
+    model: str | None = None
+
+
+def parse_record(schema: type[Record], data: bytes, *, where: str) -> Record:
+    """Parse a record's bytes. Raises IntegrityError naming ``where`` and what is wrong."""
+    try:
+        return schema.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise IntegrityError(
+            f"{where} is damaged, or was written by another version",
+            wanted=f"a {schema.__name__}",
+            details=[f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg']}"],
+            next_command=f"remove {where} and run neuron-aot compile again",
+        ) from error
