@@ -146,7 +146,9 @@ def read_manifest(reader: StoreReader, bundle_id: str) -> Manifest:
 def _only_bundle(reader: StoreReader) -> tuple[str, RefRecord | None]:
     known = {name: read_ref(reader, name) for name in refs(reader)}
     ids = {record.bundle for record in known.values()} or {
-        path.removeprefix("bundles/").removesuffix(".json") for path in reader.names("bundles")
+        path.removeprefix("bundles/").removesuffix(".json")
+        for path in reader.names("bundles")
+        if path.endswith(".json")
     }
     if len(ids) == 1:
         (bundle_id,) = ids
