@@ -1,0 +1,27 @@
+"""Lowering: model definition -> FX graph of ATen operators -> StableHLO -> normalised ``HloModuleProto``."""
+
+from __future__ import annotations
+
+from neuron_aot_runtime.contract.manifest import TensorSpec
+
+from ..program import LoweredProgram, ModelLayout, ProgramPlan
+
+
+def lower_program(plan: ProgramPlan, definition, layout: ModelLayout) -> LoweredProgram:
+    """Lower one program. ``definition`` is what ``Family.program`` returned for ``plan``.
+
+    No weight is allocated: a 70B-shaped model takes a few hundred MB. Raises LoweringError naming the operator and
+    the model line.
+    """
+    from .hlo import lower_to_hlo
+    from .interpret import jax_function
+    from .rules import rules_for
+    from .trace import trace
+
+    function, inputs, outputs = definition
+    graph, output_names = trace(function, layout, inputs)
+    assert output_names == tuple(spec.name for spec in outputs), (output_names, outputs)
+    compute = jax_function(graph, rules_for(plan.model.target), program=plan.name)
+    arguments: tuple[TensorSpec, ...] = (*layout.params, *layout.states, *inputs)
+    aliases = {len(layout.params) + index: len(outputs) + index for index in range(len(layout.states))}
+    return LoweredProgram(hlo=lower_to_hlo(compute, arguments, aliases), inputs=inputs, outputs=outputs)

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from neuron_aot_runtime.contract.facts import Fact
+from neuron_aot_runtime.contract.manifest import TensorSpec
 
-from ..program import ModelLayout, ProgramPlan, ModelPlan
+from ..program import ModelLayout, ModelPlan, ProgramPlan
 
 
 class Family(Protocol):
-    """The module-level names of a model family.
-
-    ``FACTS``     the config.json fields that decide what is computed (declared, without values)
-    ``layout``    ModelPlan -> ModelLayout: params, states, weight map and KV cache, without building anything
-    ``programs``  ProgramPlan -> (function, inputs, outputs): the pure PyTorch function to lower, whose arguments
-                  are (params: dict name -> tensor, states: dict name -> tensor, inputs: dict name -> tensor) and
-                  whose result is (outputs: dict, states: dict)
-    Each raises RecipeError for a configuration that it cannot compute exactly.
-    """
+    """The module-level names of a family. ``FACTS`` and ``layout`` need no torch; all raise RecipeError for a
+    configuration that the family cannot compute exactly."""
 
     FACTS: tuple[Fact, ...]
+    """The config.json fields that decide what is computed (declared, without values)."""
 
-    def layout(self, plan: ModelPlan) -> ModelLayout: ...
+    def layout(self, plan: ModelPlan) -> ModelLayout:
+        """Params, states, weight map and KV cache, without building anything."""
 
-    def program(self, plan: ProgramPlan) -> tuple[Callable, tuple, tuple]: ...
+    def program(self, plan: ProgramPlan) -> tuple[Callable, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """(function, inputs, outputs).
 
-
-Config = Mapping
+        The function is pure PyTorch with static shapes: (params, states, inputs), each a dict of tensors by name,
+        to (outputs, states), dicts by name again. State tensors have the cache's logical dtype here.
+        """

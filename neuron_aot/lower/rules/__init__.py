@@ -1,0 +1,25 @@
+"""Lowering rules: one small function an ATen operator, in jax.numpy / lax; a few differ by target.
+
+A rule takes the operator's arguments, tensors as JAX arrays, and returns what the operator returns. The interpreter
+checks every result's shape and dtype against what PyTorch says, so a rule cannot be quietly off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from neuron_aot_runtime.contract.errors import UsageError
+
+Rule = Callable
+Rules = Mapping[str, Rule]
+
+
+def rules_for(target: str) -> Rules:
+    """Every rule of a target, by operator name (``aten.mul.Tensor``). Raises UsageError."""
+    from . import aten
+
+    if target == "cpu":
+        from . import cpu
+
+        return aten.RULES | cpu.RULES
+    raise UsageError(f"no lowering rules for target {target!r}", wanted="cpu", found=target)
