@@ -1,0 +1,43 @@
+"""The bundle that this process serves, and how its errors end a process."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from functools import cache
+from typing import NoReturn
+
+from .. import store
+from ..contract.errors import ConfigError, NeuronAotError
+from ..settings import ARTIFACTS, read_settings
+
+logger = logging.getLogger("neuron_aot_runtime")
+
+
+def active_bundle() -> store.Bundle:
+    """The bundle named by NEURON_COMPILED_ARTIFACTS, opened once per process. Raises StoreError, ConfigError."""
+    reference = read_settings().artifacts
+    if reference is None:
+        raise ConfigError(f"{ARTIFACTS} is not set", wanted="<path or store url>@<ref or bundle id>", found="nothing")
+    return _open(reference)
+
+
+@cache
+def _open(reference: str) -> store.Bundle:
+    # Cached across fork: the engine and its workers inherit what the frontend has resolved, so a ref that moves
+    # between the two cannot make them serve different bundles.
+    return store.open_bundle(reference)
+
+
+class CommandLine:
+    """Whether vLLM's command line runs this process: then an error is a message and an exit code, not a traceback."""
+
+    active = False
+
+    @classmethod
+    def fail(cls, error: NeuronAotError) -> NoReturn:
+        """End the command with the error's own exit code, or raise the error in a Python program."""
+        if not cls.active:
+            raise error
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(error.exit_code)

@@ -1,0 +1,220 @@
+"""vLLM's platform for bundles: takes engine defaults from the bundle, checks everything else against it, refuses.
+
+All of it runs in the frontend process, before an engine, a worker, a device or a weight is touched.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.platforms.interface import Platform, PlatformEnum
+
+from ..contract.errors import ConfigError, NeuronAotError
+from ..weights import check_checkpoint
+from ..checkpoint import open_checkpoint
+from .active import CommandLine, active_bundle, logger
+from .check import compare
+from .requests import refusal
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+#: [first, end): the plugin relies on internals that vLLM changes from one minor version to the next
+SUPPORTED_VLLM = ((0, 32), (0, 33))
+
+_WORKER = "neuron_aot_runtime.vllm.worker.NeuronWorker"
+_SCHEDULER = "neuron_aot_runtime.vllm.scheduler.PhasedScheduler"
+
+
+class NeuronPlatform(Platform):
+    """A host that executes a bundle's programs; to vLLM's own tensors it is a CPU."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "neuron_aot"
+    device_type = "cpu"  # must be a torch device type; vLLM's side of every tensor lives on the host
+    dispatch_key = "CPU"
+    dist_backend = "gloo"
+    device_control_env_var = "NEURON_RT_VISIBLE_CORES"
+    # vLLM's sampling helpers are decorated with torch.compile; inductor would build C++ at the first request.
+    simple_compile_backend = "eager"
+
+    # Hooks in the order in which vLLM calls them
+
+    @classmethod
+    def pre_register_and_update(cls, parser=None) -> None:
+        """With the command line's parser: the bundle's engine arguments become its defaults. Else: open the bundle.
+
+        An error waits for the second call, so that ``--help`` works without a bundle.
+        """
+        if parser is not None:
+            CommandLine.active = True
+            try:
+                parser.set_defaults(**serving_arguments())
+            except NeuronAotError:
+                logger.debug("no engine defaults from the bundle", exc_info=True)
+            return
+        try:
+            _check_vllm_version()
+            active_bundle()
+        except NeuronAotError as error:
+            CommandLine.fail(error)
+        # All of vLLM is imported by now: collections during start-up (one is explicit, in the engine) need not
+        # walk it again. 0.6 s of start-up.
+        gc.freeze()
+
+    @property
+    def supported_dtypes(self) -> list[torch.dtype]:
+        """The bundle's dtype, which ``dtype="auto"`` therefore resolves to."""
+        try:
+            return [getattr(torch, active_bundle().manifest.serving.engine["dtype"])]
+        except NeuronAotError:
+            return super().supported_dtypes
+
+    @classmethod
+    def check_max_model_len(cls, max_model_len: int) -> int:
+        """Called only when the user set none: the bundle's."""
+        return min(max_model_len, active_bundle().manifest.serving.engine["max_model_len"])
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
+        """Programs come compiled: vLLM must not trace, compile or capture anything."""
+        from vllm.config import CompilationMode
+        from vllm.config.vllm import OptimizationLevel
+
+        vllm_config.optimization_level = OptimizationLevel.O0
+        vllm_config.compilation_config.mode = CompilationMode.NONE
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        """Fill what was left open from the bundle, then refuse whatever differs from it. Called more than once."""
+        from vllm.config import CompilationMode, CUDAGraphMode
+
+        compilation = vllm_config.compilation_config
+        compilation.mode = CompilationMode.NONE
+        compilation.cudagraph_mode = CUDAGraphMode.NONE
+        compilation.cudagraph_capture_sizes = []
+        compilation.max_cudagraph_capture_size = 0
+        if vllm_config.model_config is None:
+            return
+        try:
+            _take_open_choices(vllm_config)
+            _refuse_differences(vllm_config)
+        except NeuronAotError as error:
+            CommandLine.fail(error)
+        vllm_config.parallel_config.worker_cls = _WORKER
+        vllm_config.scheduler_config.scheduler_cls = _SCHEDULER
+
+    @classmethod
+    def validate_request(cls, processed_inputs: Any, params: Any) -> None:
+        """Refuse, as the client's error, a request that no program can serve. Raises VLLMValidationError."""
+        greedy = active_bundle().manifest.serving.neuron_config.get("on_device_sampling_config") is not None
+        kind = processed_inputs.get("type") if isinstance(processed_inputs, dict) else None
+        if (problem := refusal(params, prompt_kind=kind, greedy=greedy)) is not None:
+            from vllm.exceptions import VLLMValidationError
+
+            message, parameter = problem
+            raise VLLMValidationError(message, parameter=parameter)
+
+    # Facts about the host
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return cls.device_name
+
+    @classmethod
+    def get_device_capability(cls, device_id: int = 0) -> None:
+        return None
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        return 0  # only scales vLLM's defaults, which the bundle replaces
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        return False
+
+    @classmethod
+    def set_device(cls, device: torch.device | None) -> None:
+        """Nothing to select: vLLM calls it from its output thread, where the default would hang the server."""
+
+    @classmethod
+    def discover_numa_topology(cls) -> list[list[int]]:
+        return []  # asked for because device_type is "cpu"; no CPU affinity is set
+
+    @classmethod
+    def import_ir_kernels(cls) -> None:
+        """vLLM's own kernels are never run."""
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """vLLM's own kernels are never run."""
+
+
+def serving_arguments() -> dict[str, Any]:
+    """The engine arguments that the active bundle serves with, under vLLM's names. Raises StoreError."""
+    engine = active_bundle().manifest.serving.engine
+    return {name: value for name, value in engine.items() if value is not None} | {"async_scheduling": False}
+
+
+def _check_vllm_version() -> None:
+    from vllm.version import __version__, __version_tuple__
+
+    first, end = SUPPORTED_VLLM
+    if not first <= tuple(__version_tuple__[:2]) < end:
+        raise ConfigError(
+            "this neuron-aot-runtime does not know this version of vLLM",
+            wanted=f"vLLM >= {'.'.join(map(str, first))}, < {'.'.join(map(str, end))}",
+            found=f"vLLM {__version__}",
+            next_command="install a vLLM in that range, or the neuron-aot-runtime made for this one",
+        )
+
+
+def _take_open_choices(vllm_config: VllmConfig) -> None:
+    engine = active_bundle().manifest.serving.engine
+    cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
+    if not cache.user_specified_block_size:
+        cache.block_size = engine["block_size"]
+    if cache.num_gpu_blocks_override is None:
+        cache.num_gpu_blocks_override = engine["num_gpu_blocks_override"]
+    if scheduler.async_scheduling and not CommandLine.active:
+        # vLLM has turned None into True before it asks us. On the command line the default is False (see
+        # serving_arguments), so there True is the user's.
+        logger.info("async scheduling is not supported yet: off")
+        scheduler.async_scheduling = False
+
+
+def _refuse_differences(vllm_config: VllmConfig) -> None:
+    from .asked import asked_engine, served_config
+
+    bundle = active_bundle()
+    result = compare(
+        bundle.manifest,
+        config=served_config(vllm_config),
+        engine=asked_engine(vllm_config),
+        additional_config=vllm_config.additional_config or {},
+    )
+    violations = list(result.violations)
+    if vllm_config.scheduler_config.async_scheduling:
+        violations.append("engine.async_scheduling: True is not supported yet; leave it out")
+    if vllm_config.use_v2_model_runner:
+        violations.append("VLLM_USE_V2_MODEL_RUNNER: only 0 is supported; leave it unset")
+    for name, ours in (("worker_cls", _WORKER), ("scheduler_cls", _SCHEDULER)):
+        config = vllm_config.parallel_config if name == "worker_cls" else vllm_config.scheduler_config
+        if getattr(config, name) not in (None, "auto", ours):
+            violations.append(f"engine.{name}: the plugin brings its own; leave it out")
+    result = type(result)(tuple(violations), result.differences)
+    result.raise_if_any(reference=bundle.reference, next_command=_next_command(bundle))
+    model = Path(vllm_config.model_config.model)
+    if model.is_dir():
+        # Headers only: a checkpoint that does not fit should not cost the start of an engine.
+        check_checkpoint(bundle.manifest, open_checkpoint(model), where=str(model))
+
+
+def _next_command(bundle) -> str:
+    store, _, ref = bundle.reference.rpartition("@")
+    build = f"neuron-aot compile RECIPE --target {bundle.manifest.target} --store {store} --ref {ref}"
+    use = "leave the options out" if CommandLine.active else "pass LLM(**neuron_aot_runtime.vllm.engine_args(reference))"
+    return f"{build}   (with the wanted values in RECIPE); or {use} to serve what the bundle holds"

@@ -1,0 +1,144 @@
+"""vLLM's worker: loads one rank's programs and weights, and hands steps to the runner."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
+
+from .. import device as devices
+from ..contract.errors import ConfigError, NeuronAotError
+from ..weights import load_weights
+from .active import active_bundle, logger
+from .metrics import WorkerMetrics
+from .runner import ModelRunner
+
+
+class NeuronWorker(WorkerBase):
+    """One rank. Methods are vLLM's, in the order in which it calls them."""
+
+    def init_device(self) -> None:
+        """Open the device and check that it can run the bundle. Raises IncompatibleArtifactError."""
+        self._phases = {}
+        with self._phase("resolve"):
+            self._bundle = active_bundle()
+        manifest = self._bundle.manifest
+        with self._phase("device"):
+            self._device = devices.open_device(manifest.target, local_rank=self.local_rank)
+            self._device.check(manifest.requires)
+        self._metrics = WorkerMetrics(manifest, model_name=self.model_config.served_model_name, rank=self.rank)
+        self.device = torch.device("cpu")
+        torch.manual_seed(self.model_config.seed)  # what requests without a seed of their own draw from
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Programs, then weights. Raises IntegrityError, NotFoundError, DeviceError, CheckpointError."""
+        manifest = self._bundle.manifest
+        for program in manifest.programs:
+            with self._phase("verify"):
+                artifact = self._bundle.artifact_path(program)
+            start = time.perf_counter()
+            with self._phase("load programs"):
+                self._device.load(manifest, program, artifact)
+            self._metrics.program_loaded(program.name, time.perf_counter() - start)
+        with self._phase("weights"):
+            report = load_weights(manifest, self._checkpoint(), rank=self.rank, put=self._device.put_param)
+        self._metrics.weights_loaded(report.seconds, report.nbytes)
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        """The bundle's paged cache, one entry per layer."""
+        cache = self._bundle.manifest.kv_cache
+        spec = FullAttentionSpec(
+            block_size=cache.block_size,
+            num_kv_heads=cache.num_kv_heads,
+            head_size=cache.head_size,
+            dtype=getattr(torch, cache.dtype),
+        )
+        return {f"layers.{layer}": spec for layer in range(cache.num_layers)}
+
+    def get_supported_kv_cache_layouts(self) -> list[str]:
+        """Layers apart, then blocks, heads, tokens: the shape of the state tensors."""
+        return ["LBHNC"]
+
+    def determine_available_memory(self) -> int:
+        """Exactly the cache that the programs were compiled for: nothing is profiled."""
+        return self._bundle.manifest.kv_cache.num_blocks * sum(
+            spec.page_size_bytes for spec in self.get_kv_cache_spec().values()
+        )
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the KV cache and build the runner."""
+        manifest = self._bundle.manifest
+        if kv_cache_config.num_blocks != manifest.kv_cache.num_blocks:
+            raise ConfigError(
+                "vLLM sized the KV cache differently from the bundle",
+                wanted=f"{manifest.kv_cache.num_blocks} blocks",
+                found=f"{kv_cache_config.num_blocks} blocks",
+            )
+        with self._phase("kv cache"):
+            self._device.allocate_states(manifest.states)
+        self.model_runner = ModelRunner(self.vllm_config, manifest, self._device, self._metrics)
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Nothing to compile; says where the time went."""
+        phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self._phases.items())
+        logger.info("rank %d is ready (%s s): %s", self.rank, phases, self._bundle.reference)
+        return CompilationTimes(language_model=0.0, encoder=0.0)
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    # Steps
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Run a step's programs; None when sample_tokens must follow."""
+        return self.model_runner.execute(scheduler_output)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        """Sample the step that execute_model ran."""
+        return self.model_runner.sample(grammar_output)
+
+    # Administration
+
+    def synchronize_device(self) -> None:
+        """Steps are finished when execute_model returns."""
+
+    def list_loras(self) -> set[int]:
+        return set()
+
+    def shutdown(self) -> None:
+        """Release the device."""
+        if (device := self.__dict__.pop("_device", None)) is not None:
+            device.close()
+
+    def _checkpoint(self) -> Path:
+        model = self.model_config
+        if Path(model.model).is_dir():
+            return Path(model.model)
+        from huggingface_hub import snapshot_download
+
+        return Path(
+            snapshot_download(
+                model.model,
+                revision=model.revision,
+                cache_dir=self.load_config.download_dir,
+                allow_patterns=["*.safetensors", "*.safetensors.index.json"],
+            )
+        )
+
+    @contextmanager
+    def _phase(self, name: str):
+        start = time.perf_counter()
+        try:
+            yield
+        except NeuronAotError as error:
+            # vLLM ends the frontend with a message that only points here: make here readable.
+            logger.error("%s", error)
+            raise
+        finally:
+            self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - start

@@ -1,0 +1,136 @@
+"""Weights: a bundle's declarative weight map, executed for one rank, straight from safetensors.
+
+    source tensor -> slice of the rank -> (transpose) -> concatenate -> cast -> param
+
+Nothing is read before every source has been found with its declared shape. A param that is one contiguous slice in
+its own dtype is a view of the file; anything else is written once, into memory aligned for the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from .checkpoint import Checkpoint, open_checkpoint
+from .contract.errors import CheckpointError
+from .contract.manifest import Manifest, TensorSpec, WeightEntry, WeightSource
+
+ALIGNMENT = 64  # bytes; what the cpu device needs to use an array in place
+_ML_DTYPES = {name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")}
+
+
+@dataclass(frozen=True)
+class WeightReport:
+    """What loading cost: params, their bytes, those of them that had to be copied, and seconds."""
+
+    params: int
+    nbytes: int
+    copied: int
+    seconds: float
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The numpy dtype of a manifest dtype."""
+    return _ML_DTYPES.get(name) or np.dtype(name)
+
+
+def load_weights(
+    manifest: Manifest,
+    directory: Path,
+    *,
+    rank: int = 0,
+    put: Callable[[TensorSpec, np.ndarray], None],
+    progress: Callable[[int, int], None] | None = None,
+) -> WeightReport:
+    """Hand every param of ``manifest`` to ``put``, in order, as this rank's array.
+
+    ``progress`` is called with (bytes done, bytes in all) after each param. Raises CheckpointError before anything
+    is read when the checkpoint does not fit.
+    """
+    start = time.perf_counter()
+    checkpoint = open_checkpoint(directory)
+    check_checkpoint(manifest, checkpoint, where=str(directory))
+    total = sum(spec.nbytes for spec in manifest.params)
+    done = copied = 0
+    for spec, entry in zip(manifest.params, manifest.weight_map, strict=True):
+        array = read_param(checkpoint, entry, spec, rank)
+        copied += 0 if array.base is not None and isinstance(_root(array), mmap.mmap) else array.nbytes
+        put(spec, array)
+        done += spec.nbytes
+        if progress is not None:
+            progress(done, total)
+    return WeightReport(len(manifest.params), total, copied, time.perf_counter() - start)
+
+
+def check_checkpoint(manifest: Manifest, checkpoint: Checkpoint, *, where: str) -> None:
+    """Compare every source of the weight map with the checkpoint. Raises CheckpointError with all differences."""
+    problems: dict[str, None] = {}  # a set that keeps the order; tied weights name a tensor twice
+    for entry in manifest.weight_map:
+        for source in entry.sources:
+            found = checkpoint.tensors.get(source.tensor)
+            if found is None:
+                problems[f"{source.tensor}: missing (wanted {list(source.shape)}, for {entry.param})"] = None
+            elif found.shape != source.shape:
+                problems[f"{source.tensor}: wanted {list(source.shape)}, found {list(found.shape)}"] = None
+            elif found.dtype.kind == "V" and found.dtype not in _ML_DTYPES.values():
+                problems[f"{source.tensor}: stored in a dtype that this runtime cannot read"] = None
+    if problems:
+        raise CheckpointError(
+            f"the checkpoint in {where} does not fit the bundle: {len(problems)} of its tensors differ",
+            details=list(problems),
+            next_command="serve the model that the bundle was compiled for, or compile a bundle for this one",
+        )
+
+
+def read_param(checkpoint: Checkpoint, entry: WeightEntry, spec: TensorSpec, rank: int) -> np.ndarray:
+    """One param for one rank, of ``spec``'s shape and dtype.
+
+    Raises CheckpointError when the parts that the map declares do not make up that shape.
+    """
+    parts = [_part(checkpoint.array(source.tensor), source, rank) for source in entry.sources]
+    if entry.transpose:
+        parts = [part.swapaxes(-1, -2) for part in parts]
+    dtype = numpy_dtype(spec.dtype)
+    shape = list(parts[0].shape)
+    if len(parts) > 1:
+        shape[entry.axis] = sum(part.shape[entry.axis] for part in parts)
+    if tuple(shape) != spec.shape:
+        raise CheckpointError(
+            f"the weight map does not make the param {spec.name}", wanted=str(list(spec.shape)), found=str(shape)
+        )
+    if len(parts) == 1 and parts[0].dtype == dtype and parts[0].flags.c_contiguous:
+        return parts[0]
+    result = aligned_empty(spec.shape, dtype)
+    # Assigning casts, transposes and concatenates in one pass over the bytes.
+    if len(parts) == 1:
+        result[...] = parts[0]
+        return result
+    offset = 0
+    for part in parts:
+        index = [slice(None)] * result.ndim
+        index[entry.axis] = slice(offset, offset + part.shape[entry.axis])
+        result[tuple(index)] = part
+        offset += part.shape[entry.axis]
+    return result
+
+
+def _part(array: np.ndarray, source: WeightSource, rank: int) -> np.ndarray:
+    cut = source.rank_slices[rank if len(source.rank_slices) > 1 else 0]
+    if cut is None:
+        return array
+    index = [slice(None)] * array.ndim
+    index[cut.axis] = slice(cut.start, cut.stop)
+    return array[tuple(index)]
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An uninitialised array whose data starts at a multiple of ALIGNMENT; numpy itself promises 16."""
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    offset = -raw.ctypes.data % ALIGNMENT
+    return raw[offset : offset + nbytes].view(dtype).reshape(shape)
