@@ -42,13 +42,13 @@ class Recipe:
     target: str
 
 
-def load_recipe(path: Path) -> Recipe:
-    """Read, check and resolve a recipe. Raises RecipeError, with a detail line for each problem."""
+def load_recipe(path: Path, *, target: str | None = None) -> Recipe:
+    """Read, check and resolve a recipe; ``target`` overrides its own. Raises RecipeError listing every problem."""
     document = _read_yaml(path)
     problems = check_keys(document, "recipe")
     sections = {name: _section(document, name, problems) for name in ("engine", "neuron_config", "compile")}
     problems += check_keys(sections["compile"], "compile")
-    target = sections["compile"].get("target") or DEFAULT_TARGET
+    target = target or sections["compile"].get("target") or DEFAULT_TARGET
     if not isinstance(target, str):
         problems.append(f"compile.target: wanted a word like cpu or trn2, found {target!r}")
 

@@ -1,0 +1,1 @@
+"""Schedules: where the work of a compile runs. ``local`` is this machine."""

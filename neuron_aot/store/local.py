@@ -81,6 +81,12 @@ class LocalStore(LocalReader):
         """The record of a request, or None. Raises IntegrityError for a damaged one."""
         return self._record(RequestRecord, request_path(key))
 
+    def find(self, request_key: str) -> tuple[RequestRecord, ProgramRecord] | None:
+        """What a request led to, its artifact verified; None when any of it is missing or the artifact is damaged."""
+        request = self.request(request_key)
+        record = self.program(request.program_key) if request else None
+        return (request, record) if request and record and self.is_whole(record.artifact) else None
+
     def put_program(self, record: ProgramRecord) -> Stored:
         """Store a program's record; its blob must be there. The first writer wins, the loser adopts its artifact.
 

@@ -1,0 +1,209 @@
+"""The main path: recipe -> plan -> keys -> misses -> compile -> bundle.
+
+With nothing to do it answers in about a second: keys need no tracing, and only workers import torch and jax.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from neuron_aot_runtime.contract.errors import NeuronAotError
+from neuron_aot_runtime.contract.facts import read_facts
+from neuron_aot_runtime.contract.layout import ref_path
+from neuron_aot_runtime.contract.manifest import Manifest, Program
+from neuron_aot_runtime.store import ProgramRecord, RefRecord, RequestRecord
+
+from . import __version__, keys
+from .make import Job, Made, Toolchain, make_program
+from .plan import Grid, ReasonedDrop, plan_programs
+from .program import ModelPlan, ProgramPlan
+from .recipe import Recipe
+from .schedule.local import Finished, Noted, default_jobs, run_tasks
+from .store import LocalStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a recipe asks for, and what of it the store has."""
+
+    recipe: Recipe
+    model: ModelPlan
+    grid: Grid
+    request_keys: dict[str, str]
+    found: dict[str, tuple[RequestRecord, ProgramRecord]]
+
+    @property
+    def misses(self) -> list[ProgramPlan]:
+        """Programs to make, the largest first so that no worker is left with a long one at the end."""
+        missing = [program for program in self.grid.programs if program.name not in self.found]
+        return sorted(missing, key=lambda program: (program.bucket.size, program.bucket.context), reverse=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a compile did. ``adopted``: programs whose compiler gave other bytes than the writer who was first."""
+
+    bundle: str
+    ref: str | None
+    programs: int
+    compiled: int
+    hits: int
+    seconds: float
+    dropped: tuple[ReasonedDrop, ...] = ()
+    adopted: tuple[str, ...] = ()
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a compile: ``kept`` of ``programs`` are in the store and will be found there."""
+
+    def __init__(self, kept: int, programs: int) -> None:
+        super().__init__()
+        self.kept = kept
+        self.programs = programs
+
+
+@dataclass
+class Progress:
+    """What a compile tells while it runs; each hook may be left out."""
+
+    planned: Callable[[Plan, int], None] = field(default=lambda plan, jobs: None)
+    noted: Callable[[str, str], None] = field(default=lambda name, note: None)
+    made: Callable[[str, Made], None] = field(default=lambda name, made: None)
+    failed: Callable[[str, NeuronAotError], None] = field(default=lambda name, error: None)
+
+
+def make_plan(recipe: Recipe, store: LocalStore, toolchain: Toolchain) -> Plan:
+    """Plan a recipe's programs, key them and look them up. Writes nothing.
+
+    Raises RecipeError, UsageError (target), StoreError.
+    """
+    serving = recipe.serving
+    family = toolchain.family(recipe.architecture)
+    generator = toolchain.code_generator(recipe.target)
+    model = ModelPlan(
+        target=recipe.target,
+        architecture=recipe.architecture,
+        facts=read_facts(family.FACTS, recipe.model_config),
+        dtype=serving.dtype,
+        kv_dtype=serving.kv_dtype,
+        block_size=serving.block_size,
+        num_blocks=serving.num_blocks,
+        world_size=serving.tensor_parallel_size,
+        greedy=serving.greedy,
+    )
+    family.layout(model)  # refuses a configuration that the family cannot compute
+    grid = plan_programs(serving, model)
+    identity, lowering = generator.identity(), toolchain.lowering_identity()
+    request_keys = {program.name: keys.request_key(program, identity, lowering) for program in grid.programs}
+    found = {name: hit for name, key in request_keys.items() if (hit := store.find(key))}
+    return Plan(recipe=recipe, model=model, grid=grid, request_keys=request_keys, found=found)
+
+
+def compile_recipe(
+    recipe: Recipe,
+    store: LocalStore,
+    *,
+    ref: str | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    toolchain: Toolchain | None = None,
+) -> Report:
+    """Compile what the store does not have and publish the bundle.
+
+    A program that fails does not stop the others; then no bundle is published, and the error lists the failures. It
+    has the type of the first of them: RecipeError, LoweringError, CompileError, StoreError. Raises Interrupted.
+    """
+    started = time.monotonic()
+    progress, toolchain = progress or Progress(), toolchain or Toolchain()
+    if ref is not None:
+        ref_path(ref)  # a bad name is refused before an hour's work, not after
+    plan = make_plan(recipe, store, toolchain)
+    jobs = min(jobs or default_jobs(), max(len(plan.misses), 1))
+    progress.planned(plan, jobs)
+    made = _compile_misses(plan, store, jobs, progress, toolchain) if plan.misses else {}
+    programs = plan.found | {name: (item.request, item.record) for name, item in made.items()}
+    bundle = store.publish(bundle_manifest(plan, programs, toolchain))
+    if ref is not None:
+        store.set_ref(ref, RefRecord(bundle=bundle, model=str(recipe.model)))
+    compiled = sum(item.compiled for item in made.values())
+    return Report(
+        bundle=bundle,
+        ref=ref,
+        programs=len(programs),
+        compiled=compiled,
+        hits=len(programs) - compiled,
+        seconds=time.monotonic() - started,
+        dropped=plan.grid.dropped,
+        adopted=tuple(name for name, item in made.items() if item.adopted),
+    )
+
+
+def _compile_misses(
+    plan: Plan, store: LocalStore, jobs: int, progress: Progress, toolchain: Toolchain
+) -> dict[str, Made]:
+    store.clean_litter()
+    names = [program.name for program in plan.misses]
+    tasks = [(make_program, (Job(item, plan.request_keys[item.name], str(store.root), toolchain),)) for item in plan.misses]
+    made: dict[str, Made] = {}
+    failures: dict[str, NeuronAotError] = {}
+    try:
+        for event in run_tasks(tasks, jobs=jobs):
+            name = names[event.index]
+            if isinstance(event, Noted):
+                progress.noted(name, event.note)
+            elif isinstance(event, Finished) and event.error is None:
+                made[name] = event.value
+                progress.made(name, event.value)
+            elif isinstance(event, Finished):
+                failures[name] = event.error
+                progress.failed(name, event.error)
+    except KeyboardInterrupt:
+        raise Interrupted(len(plan.found) + len(made), len(plan.grid.programs)) from None
+    if failures:
+        raise _failure(failures, len(plan.grid.programs))
+    return made
+
+
+def bundle_manifest(plan: Plan, programs: dict[str, tuple[RequestRecord, ProgramRecord]], toolchain: Toolchain) -> Manifest:
+    """The manifest of a plan whose programs are all there."""
+    layout = toolchain.family(plan.model.architecture).layout(plan.model)
+    generator = toolchain.code_generator(plan.model.target)
+    entries = []
+    for item in plan.grid.programs:
+        request, record = programs[item.name]
+        entries.append(
+            Program(
+                name=item.name,
+                phase=item.phase,
+                bucket=item.bucket,
+                program_key=record.program_key,
+                artifact=record.artifact,
+                inputs=request.inputs,
+                outputs=request.outputs,
+            )
+        )
+    return Manifest(
+        target=plan.model.target,
+        world_size=plan.model.world_size,
+        model=layout.spec,
+        serving=plan.recipe.serving.as_manifest_serving(),
+        kv_cache=layout.kv_cache,
+        params=layout.params,
+        states=layout.states,
+        weight_map=layout.weight_map,
+        programs=tuple(entries),
+        requires=generator.requires(),
+        toolchain={"neuron-aot": __version__, "code_generator": generator.name, **keys.library_versions()},
+    )
+
+
+def _failure(failures: dict[str, NeuronAotError], programs: int) -> NeuronAotError:
+    first = next(iter(failures.values()))
+    details = [f"{name}: {line}" for name, error in failures.items() for line in str(error).splitlines()]
+    return type(first)(
+        f"{len(failures)} of {programs} programs failed; no bundle was published",
+        details=details,
+        next_command=f"run the same command again: the other {programs - len(failures)} are kept and will be found",
+    )
