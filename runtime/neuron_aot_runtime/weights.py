@@ -58,8 +58,8 @@ def load_weights(
     total = sum(spec.nbytes for spec in manifest.params)
     done = copied = 0
     for spec, entry in zip(manifest.params, manifest.weight_map, strict=True):
-        array = read_param(checkpoint, entry, spec, rank)
-        copied += 0 if array.base is not None and isinstance(_root(array), mmap.mmap) else array.nbytes
+        array, is_view = read_param(checkpoint, entry, spec, rank)
+        copied += 0 if is_view else array.nbytes
         put(spec, array)
         done += spec.nbytes
         if progress is not None:
@@ -87,8 +87,10 @@ def check_checkpoint(manifest: Manifest, checkpoint: Checkpoint, *, where: str) 
         )
 
 
-def read_param(checkpoint: Checkpoint, entry: WeightEntry, spec: TensorSpec, rank: int) -> np.ndarray:
-    """One param for one rank, of ``spec``'s shape and dtype.
+def read_param(
+    checkpoint: Checkpoint, entry: WeightEntry, spec: TensorSpec, rank: int
+) -> tuple[np.ndarray, bool]:
+    """One param for one rank, of ``spec``'s shape and dtype, and whether it is a view of the file.
 
     Raises CheckpointError when the parts that the map declares do not make up that shape.
     """
@@ -104,19 +106,19 @@ def read_param(checkpoint: Checkpoint, entry: WeightEntry, spec: TensorSpec, ran
             f"the weight map does not make the param {spec.name}", wanted=str(list(spec.shape)), found=str(shape)
         )
     if len(parts) == 1 and parts[0].dtype == dtype and parts[0].flags.c_contiguous:
-        return parts[0]
+        return parts[0], True
     result = aligned_empty(spec.shape, dtype)
     # Assigning casts, transposes and concatenates in one pass over the bytes.
     if len(parts) == 1:
         result[...] = parts[0]
-        return result
+        return result, False
     offset = 0
     for part in parts:
         index = [slice(None)] * result.ndim
         index[entry.axis] = slice(offset, offset + part.shape[entry.axis])
         result[tuple(index)] = part
         offset += part.shape[entry.axis]
-    return result
+    return result, False
 
 
 def _part(array: np.ndarray, source: WeightSource, rank: int) -> np.ndarray:

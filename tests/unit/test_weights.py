@@ -1,0 +1,206 @@
+import json
+import struct
+
+import ml_dtypes
+import numpy as np
+import pytest
+from neuron_aot_runtime.checkpoint import open_checkpoint
+from neuron_aot_runtime.contract.errors import CheckpointError
+from neuron_aot_runtime.contract.manifest import (
+    Artifact, Bucket, KVCacheSpec, Manifest, ModelSpec, Program, Serving, TensorSpec, WeightEntry, WeightSlice, WeightSource,
+)  # fmt: skip
+from neuron_aot_runtime.weights import ALIGNMENT, load_weights
+
+NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int64": "I64"}
+
+
+def write(path, tensors):
+    """A safetensors file, written from the format's description, so that reader and writer share nothing."""
+    header, data = {}, b""
+    for name, array in tensors.items():
+        raw = array.tobytes()
+        header[name] = {"dtype": NAMES[str(array.dtype)], "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def source(name, shape, *slices):
+    return WeightSource(tensor=name, shape=shape, rank_slices=slices or (None,))
+
+
+def manifest(entries, params, world_size=1):
+    return Manifest(
+        target="cpu",
+        world_size=world_size,
+        model=ModelSpec(architecture="X", facts=(), vocab_size=8, hidden_size=1),
+        serving=Serving(engine={}, neuron_config={}),
+        kv_cache=KVCacheSpec(num_layers=1, num_blocks=2, block_size=1, num_kv_heads=1, head_size=1, dtype="float32"),
+        params=[TensorSpec(name=name, role="param", shape=shape, dtype=dtype) for name, shape, dtype in params],
+        states=(),
+        weight_map=entries,
+        programs=[
+            Program(name="p", phase="decode", bucket=Bucket(size=1, context=1), program_key="0" * 64,
+                    artifact=Artifact(format="none", digest="sha256:" + "0" * 64, size=0), inputs=(), outputs=())
+        ],
+        requires={},
+        toolchain={},
+    )  # fmt: skip
+
+
+def load(made, directory, rank=0, **kwargs):
+    arrays = {}
+    report = load_weights(made, directory, rank=rank, put=lambda spec, array: arrays.update({spec.name: array}), **kwargs)
+    return arrays, report
+
+
+@pytest.fixture
+def weights(tmp_path):
+    rng = np.random.default_rng(0)
+    tensors = {
+        "q": rng.standard_normal((8, 4)).astype(ml_dtypes.bfloat16),
+        "k": rng.standard_normal((2, 4)).astype(ml_dtypes.bfloat16),
+        "norm": rng.standard_normal((4,)).astype(np.float32),
+    }
+    write(tmp_path / "model.safetensors", tensors)
+    return tmp_path, tensors
+
+
+def test_every_operation_of_the_map(weights):
+    directory, tensors = weights
+    made = manifest(
+        [
+            WeightEntry(param="plain", sources=[source("q", (8, 4))]),
+            WeightEntry(param="joined", sources=[source("q", (8, 4)), source("k", (2, 4))], axis=0, transpose=False),
+            WeightEntry(param="turned", sources=[source("q", (8, 4)), source("k", (2, 4))], axis=1, transpose=True),
+            WeightEntry(param="cast", sources=[source("q", (8, 4))]),
+            WeightEntry(param="narrow", sources=[source("norm", (4,))]),
+        ],
+        [
+            ("plain", (8, 4), "bfloat16"),
+            ("joined", (10, 4), "bfloat16"),
+            ("turned", (4, 10), "bfloat16"),
+            ("cast", (8, 4), "float32"),
+            ("narrow", (4,), "bfloat16"),
+        ],
+    )
+    arrays, report = load(made, directory)
+    joined = np.concatenate([tensors["q"], tensors["k"]])
+    np.testing.assert_array_equal(arrays["plain"], tensors["q"])
+    np.testing.assert_array_equal(arrays["joined"], joined)
+    np.testing.assert_array_equal(arrays["turned"], joined.T)
+    np.testing.assert_array_equal(arrays["cast"], tensors["q"].astype(np.float32))
+    np.testing.assert_array_equal(arrays["narrow"], tensors["norm"].astype(ml_dtypes.bfloat16))
+    assert [str(array.dtype) for array in arrays.values()] == ["bfloat16"] * 3 + ["float32", "bfloat16"]
+    assert report.nbytes == sum(array.nbytes for array in arrays.values())
+    assert report.copied == report.nbytes - arrays["plain"].nbytes
+    for name in ("joined", "turned", "cast", "narrow"):
+        assert arrays[name].ctypes.data % ALIGNMENT == 0
+
+
+def test_each_rank_gets_its_slice(weights):
+    directory, tensors = weights
+    cuts = [WeightSlice(axis=0, start=start, stop=start + 4) for start in (0, 4)]
+    columns = [WeightSlice(axis=1, start=start, stop=start + 2) for start in (0, 2)]
+    made = manifest(
+        [
+            WeightEntry(param="rows", sources=[source("q", (8, 4), *cuts)]),
+            WeightEntry(param="columns", sources=[source("q", (8, 4), *columns)]),
+            WeightEntry(param="norm", sources=[source("norm", (4,))]),
+        ],
+        [("rows", (4, 4), "bfloat16"), ("columns", (8, 2), "bfloat16"), ("norm", (4,), "float32")],
+        world_size=2,
+    )
+    for rank in (0, 1):
+        arrays, report = load(made, directory, rank)
+        np.testing.assert_array_equal(arrays["rows"], tensors["q"][4 * rank : 4 * rank + 4])
+        np.testing.assert_array_equal(arrays["columns"], tensors["q"][:, 2 * rank : 2 * rank + 2])
+        np.testing.assert_array_equal(arrays["norm"], tensors["norm"])
+        assert report.copied == arrays["columns"].nbytes, "only the strided slice is copied"
+
+
+def test_everything_that_does_not_fit_is_named_and_nothing_is_read(weights):
+    directory, _ = weights
+    made = manifest(
+        [
+            WeightEntry(param="a", sources=[source("q", (8, 4))]),
+            WeightEntry(param="b", sources=[source("v", (2, 4))]),
+            WeightEntry(param="c", sources=[source("k", (3, 4)), source("o", (4, 4))]),
+        ],
+        [("a", (8, 4), "bfloat16"), ("b", (2, 4), "bfloat16"), ("c", (7, 4), "bfloat16")],
+    )
+    put = []
+    with pytest.raises(CheckpointError) as raised:
+        load_weights(made, directory, put=lambda spec, array: put.append(spec))
+    assert not put
+    assert raised.value.details == (
+        "v: missing (wanted [2, 4], for b)",
+        "k: wanted [3, 4], found [2, 4]",
+        "o: missing (wanted [4, 4], for c)",
+    )
+
+
+def test_progress_counts_bytes(weights):
+    directory, _ = weights
+    made = manifest(
+        [WeightEntry(param="q", sources=[source("q", (8, 4))]), WeightEntry(param="k", sources=[source("k", (2, 4))])],
+        [("q", (8, 4), "bfloat16"), ("k", (2, 4), "bfloat16")],
+    )
+    seen = []
+    load(made, directory, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(64, 80), (80, 80)]
+
+
+def test_an_index_leads_to_its_files(tmp_path):
+    first, second = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(4, dtype=np.float32)
+    write(tmp_path / "model-1.safetensors", {"a": first})
+    write(tmp_path / "model-2.safetensors", {"b": second})
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    checkpoint = open_checkpoint(tmp_path)
+    np.testing.assert_array_equal(checkpoint.array("a"), first)
+    np.testing.assert_array_equal(checkpoint.array("b"), second)
+
+
+def test_an_index_cannot_leave_its_directory(tmp_path):
+    inside = tmp_path / "checkpoint"
+    inside.mkdir()
+    write(tmp_path / "model.safetensors", {"a": np.zeros(1, np.float32)})
+    index = {"weight_map": {"a": "../model.safetensors", "b": "absent.safetensors"}}
+    (inside / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError) as raised:
+        open_checkpoint(inside)
+    assert raised.value.details == ("absent.safetensors: missing", "'../model.safetensors': not a plain file name")
+
+
+@pytest.mark.parametrize("length", [0, 7, 20, -4])
+def test_a_truncated_file_is_refused(weights, length):
+    directory, _ = weights
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(CheckpointError, match="not a readable safetensors file"):
+        open_checkpoint(directory)
+
+
+def test_a_git_lfs_pointer_is_refused(tmp_path):
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(CheckpointError, match="not a readable safetensors file"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_directory_without_weights_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError) as raised:
+        open_checkpoint(tmp_path)
+    assert raised.value.found == "config.json"
+
+
+def test_what_the_safetensors_package_writes_is_read(tmp_path):
+    torch = pytest.importorskip("torch")
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    tensor = torch.randn(5, 7, dtype=torch.bfloat16)
+    save_file({"x": tensor, "y": torch.arange(3)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.array("x").view(np.uint16).tobytes() == tensor.view(torch.uint16).numpy().tobytes()
+    assert checkpoint.array("y").tolist() == [0, 1, 2]
