@@ -9,7 +9,6 @@ import jax
 from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
-
 from neuron_aot_runtime.contract.manifest import TensorSpec
 
 _MODULE_NAME = "program"

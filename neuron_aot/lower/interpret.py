@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import torch
-from torch.fx import GraphModule, Node
-
 from neuron_aot_runtime.contract.errors import LoweringError
+from torch.fx import GraphModule, Node
 
 from .rules import Rules
 from .rules.dtypes import jax_dtype
@@ -58,12 +57,12 @@ def operator_name(node: Node) -> str:
 
 
 def model_line(node: Node) -> str:
-    """``file:line in function: code`` of the model definition that made ``node``."""
+    """The line of the model definition that made ``node``: ``file:line in forward: code``."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").strip().splitlines()]
     if len(lines) < 2:
         return "an unknown line"
-    where = lines[-2].replace('File "', "").replace('", line ', ":").replace(", in ", " in ")
-    return f"{where}: {lines[-1]}"
+    where, code = lines[-2:]
+    return f"{where.removeprefix('File ').replace(', line ', ':').replace(', in ', ' in ')}: {code}"
 
 
 def _check_operators(graph: GraphModule, rules: Rules, program: str) -> None:

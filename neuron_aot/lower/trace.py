@@ -7,11 +7,10 @@ five times faster on a 30-layer program (see benchmarks).
 from __future__ import annotations
 
 import torch
+from neuron_aot_runtime.contract.manifest import TensorSpec
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-
-from neuron_aot_runtime.contract.manifest import TensorSpec
 
 from ..program import ModelLayout
 
@@ -20,7 +19,7 @@ def trace(function, layout: ModelLayout, inputs: tuple[TensorSpec, ...]) -> tupl
     """(graph, names of the outputs).
 
     The graph takes params, states, inputs and returns outputs, states, each flat and in the layout's order. A node
-    keeps the model line it came from in ``meta["stack_trace"]``.
+    keeps the model line it came from in ``meta["stack_trace"]``; FX records frames of functions named ``forward``.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         arguments = [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in layout.params]

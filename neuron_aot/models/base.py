@@ -24,6 +24,6 @@ class Family(Protocol):
     def program(self, plan: ProgramPlan) -> tuple[Callable, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
         """(function, inputs, outputs).
 
-        The function is pure PyTorch with static shapes: (params, states, inputs), each a dict of tensors by name,
+        The function, named ``forward`` (errors then name its lines), is pure PyTorch with static shapes: (params, states, inputs), each a dict of tensors by name,
         to (outputs, states), dicts by name again. State tensors have the cache's logical dtype here.
         """

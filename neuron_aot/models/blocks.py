@@ -70,7 +70,7 @@ def paged_attention(
     seen = torch.arange(context, device=q.device) <= positions[:, :, None]
     scores = torch.einsum("rtkgd,rkcd->rkgtc", queries, keys).masked_fill(~seen[:, None, None], -torch.inf)
     out = torch.einsum("rkgtc,rkcd->rtkgd", scores.softmax(-1), values)
-    return out.reshape(q.shape).to(q.dtype)
+    return out.reshape(q.shape).to(q.dtype).contiguous()
 
 
 @paged_attention.register_fake

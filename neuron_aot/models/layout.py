@@ -31,7 +31,9 @@ class LayoutBuilder:
         if bias:
             self.param(f"{ours}.bias", *((f"{module}.{name}.bias", (rows,)) for name, rows in parts))
 
-    def layout(self, *, vocab_size: int, hidden_size: int, num_layers: int, num_kv_heads: int, head_size: int) -> ModelLayout:
+    def layout(
+        self, *, vocab_size: int, hidden_size: int, num_layers: int, num_kv_heads: int, head_size: int
+    ) -> ModelLayout:
         plan = self._plan
         cache = KVCacheSpec(
             num_layers=num_layers,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from neuron_aot_runtime.contract.errors import RecipeError
 from neuron_aot_runtime.contract.facts import Fact, fact
-from neuron_aot_runtime.contract.manifest import TensorSpec
 
 from ..program import ModelLayout, ModelPlan, ProgramPlan
 from .layout import LayoutBuilder

@@ -73,7 +73,9 @@ class CpuDevice:
         try:
             executable = client.deserialize_executable(payload, xla_client.DeviceList((self._device,)))
         except RuntimeError as error:  # XlaRuntimeError is one
-            raise IncompatibleArtifactError(f"{program.name}: XLA cannot load the artifact", found=str(error)) from error
+            raise IncompatibleArtifactError(
+                f"{program.name}: XLA cannot load the artifact", found=str(error)
+            ) from error
         inputs = {spec.name: aligned_zeros(spec.shape, numpy_dtype(spec.dtype)) for spec in program.inputs}
         self._programs[program.name] = _Loaded(
             executable=executable,
@@ -105,7 +107,9 @@ class CpuDevice:
             arrays = [shards[0] for shards in results]
             self._states.update(zip(program.states, arrays[len(program.outputs) :], strict=True))
             # Reading waits for the whole program: the inputs' memory is free again afterwards.
-            return {output: np.asarray(memoryview(array)) for output, array in zip(program.outputs, arrays, strict=False)}
+            return {
+                output: np.asarray(memoryview(array)) for output, array in zip(program.outputs, arrays, strict=False)
+            }
         except RuntimeError as error:  # XlaRuntimeError is one
             raise DeviceError(f"{name}: the program failed on the cpu device", found=str(error)) from error
 
@@ -116,6 +120,10 @@ class CpuDevice:
     def read_state(self, name: str) -> np.ndarray:
         """A copy of one KV state, in its stored dtype; for checks, never on the per-step path."""
         return np.array(memoryview(self._states[name]))
+
+    def state_address(self, name: str) -> int:
+        """Where one KV state lies: it stays there while programs overwrite it in place."""
+        return self._states[name].unsafe_buffer_pointer()
 
     def close(self) -> None:
         for held in (self._programs, self._params, self._states):
