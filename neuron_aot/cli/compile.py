@@ -1,0 +1,77 @@
+"""neuron-aot compile: a recipe into a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import _output
+
+
+def compile_command(
+    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.", show_default=False)],
+    target: Annotated[str | None, typer.Option(help="Compile for this target instead of the recipe's.")] = None,
+    store: Annotated[str, typer.Option(help="The store to compile into.")] = "./store",
+    ref: Annotated[str | None, typer.Option(help="A name for the bundle, as in smollm2/demo; it is moved.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; default: one per core.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be made; write nothing.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
+) -> int | None:
+    """Compile every program of RECIPE that the store does not have, and publish the bundle."""
+    from ..pipeline import compile_recipe
+    from ..recipe import load_recipe
+    from ..store import open_store
+    from ._progress import compile_progress
+
+    loaded, opened = load_recipe(recipe, target=target), open_store(store)
+    if dry_run:
+        return _dry_run(loaded, opened, json_output)
+    with compile_progress() as progress:
+        report = compile_recipe(loaded, opened, ref=ref, jobs=jobs, progress=progress)
+    name = f"{store}@{ref or report.bundle}"
+    _output.talk(f"{name}: {report.programs} programs, {report.compiled} compiled, {report.seconds:.2f} s")
+    if json_output:
+        _output.data(
+            {
+                "bundle": report.bundle,
+                "ref": ref,
+                "programs": report.programs,
+                "compiled": report.compiled,
+                "hits": report.hits,
+                "seconds": round(report.seconds, 3),
+                "not_reproducible": list(report.adopted),
+            }
+        )
+    else:
+        print(name)
+    return None
+
+
+def _dry_run(recipe, store, json_output: bool) -> None:
+    from ..make import Toolchain
+    from ..pipeline import make_plan
+
+    plan = make_plan(recipe, store, Toolchain())
+    missing = {program.name for program in plan.misses}
+    if json_output:
+        programs = [
+            {
+                "name": program.name,
+                "phase": program.phase,
+                "bucket": program.bucket.model_dump(),
+                "request_key": plan.request_keys[program.name],
+                "in_store": program.name not in missing,
+            }
+            for program in plan.grid.programs
+        ]
+        dropped = [{"name": drop.name, "reason": drop.reason} for drop in plan.grid.dropped]
+        _output.data({"programs": programs, "dropped": dropped, "missing": len(missing)})
+        return
+    rows = [
+        [program.name, "to make" if program.name in missing else "in the store", plan.request_keys[program.name][:16]]
+        for program in plan.grid.programs
+    ]
+    rows += [[drop.name, f"not made: {drop.reason}", ""] for drop in plan.grid.dropped]
+    _output.table(f"{len(plan.grid.programs)} programs, {len(missing)} to make", ["program", "state", "request key"], rows)

@@ -1,0 +1,59 @@
+"""neuron-aot verify: whether a bundle is what it says."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import _output
+
+
+def verify_command(
+    reference: Annotated[str, typer.Argument(help="STORE@REF, STORE@BUNDLE_ID or STORE.", show_default=False)],
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Run every program and compare it with the model's definition.")
+    ] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Lower every program again and compare its keys.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes for --execute and --recompute.")] = 1,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
+) -> int:
+    """Verify a bundle: every digest, every record, and that no program is missing."""
+    from neuron_aot_runtime.store import open_bundle
+
+    from .. import verify
+    from ..make import Toolchain
+
+    bundle = open_bundle(reference)
+    programs = bundle.manifest.programs
+    problems = verify.verify_stored(bundle)
+    checks = [f"{len(programs)} programs verified"]
+    # What is damaged must not be executed.
+    for wanted, run, word in ((execute, verify.execute, "executed"), (recompute, verify.recompute, "lowered again")):
+        if not wanted or problems:
+            continue
+        for name, error in run(bundle, Toolchain(), jobs=jobs):
+            _output.talk(f"{name}  {word}: {'equal' if error is None else error.message}")
+            if error is not None:
+                problems.append((name, error))
+        checks.append(f"{word}")
+    for name, error in problems:
+        _output.talk(f"{name}: {error}", style="red")
+    if json_output:
+        _output.data(
+            {
+                "bundle": bundle.bundle_id,
+                "ok": not problems,
+                "programs": len(programs),
+                "bytes": sum(program.artifact.size for program in programs),
+                "executed": execute,
+                "recomputed": recompute,
+                "problems": [{"program": name, **error.as_dict()} for name, error in problems],
+            }
+        )
+    elif not problems:
+        print(f"{bundle.bundle_id}: {', '.join(checks)}: ok")
+    # The most alarming code when there are several: damaged says more than absent.
+    return max((error.exit_code for _, error in problems), default=0)
