@@ -42,6 +42,7 @@ class Job:
 
     plan: ProgramPlan
     request_key: str
+    lowering: dict
     store: str
     toolchain: Toolchain
 
@@ -61,6 +62,9 @@ def make_program(job: Job, note: Callable[[str], None]) -> Made:
 
     Raises LoweringError, CompileError, StoreError.
     """
+    if job.toolchain.lowering_identity() != job.lowering:
+        # Else the key of the old sources would lead to a program of the new ones, for good.
+        raise CompileError("the toolchain's own sources changed during the compile", next_command="run it again")
     store = open_store(job.store)
     with store.lock(job.request_key, lambda: note("waiting")):
         if found := store.find(job.request_key):

@@ -31,6 +31,7 @@ class Plan:
     recipe: Recipe
     model: ModelPlan
     grid: Grid
+    lowering: dict
     request_keys: dict[str, str]
     found: dict[str, tuple[RequestRecord, ProgramRecord]]
 
@@ -98,7 +99,9 @@ def make_plan(recipe: Recipe, store: LocalStore, toolchain: Toolchain) -> Plan:
     identity, lowering = generator.identity(), toolchain.lowering_identity()
     request_keys = {program.name: keys.request_key(program, identity, lowering) for program in grid.programs}
     found = {name: hit for name, key in request_keys.items() if (hit := store.find(key))}
-    return Plan(recipe=recipe, model=model, grid=grid, request_keys=request_keys, found=found)
+    return Plan(
+        recipe=recipe, model=model, grid=grid, lowering=lowering, request_keys=request_keys, found=found
+    )
 
 
 def compile_recipe(
@@ -145,7 +148,7 @@ def _compile_misses(
 ) -> dict[str, Made]:
     store.clean_litter()
     names = [program.name for program in plan.misses]
-    tasks = [(make_program, (Job(item, plan.request_keys[item.name], str(store.root), toolchain),)) for item in plan.misses]
+    tasks = [(make_program, (_job(plan, item, store, toolchain),)) for item in plan.misses]
     made: dict[str, Made] = {}
     failures: dict[str, NeuronAotError] = {}
     try:
@@ -164,6 +167,16 @@ def _compile_misses(
     if failures:
         raise _failure(failures, len(plan.grid.programs))
     return made
+
+
+def _job(plan: Plan, program: ProgramPlan, store: LocalStore, toolchain: Toolchain) -> Job:
+    return Job(
+        plan=program,
+        request_key=plan.request_keys[program.name],
+        lowering=plan.lowering,
+        store=str(store.root),
+        toolchain=toolchain,
+    )
 
 
 def bundle_manifest(plan: Plan, programs: dict[str, tuple[RequestRecord, ProgramRecord]], toolchain: Toolchain) -> Manifest:

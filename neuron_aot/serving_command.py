@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from neuron_aot_runtime.contract.errors import UsageError
-from neuron_aot_runtime.store import Bundle
+from neuron_aot_runtime.store import Bundle, read_ref, refs
 
 _PLUGIN = "neuron_aot"
 
@@ -18,10 +18,10 @@ def server_command(bundle: Bundle, *, model: str | None, extra: Sequence[str]) -
     Not ``vllm serve``: the script of vLLM's cpu wheel looks for a distribution named vllm and dies (vLLM 0.32).
     Raises UsageError when the checkpoint is not known or not there.
     """
-    directory = model or (bundle.ref.model if bundle.ref else None)
+    directory = model or _model_of_ref(bundle)
     again = f"neuron-aot serve {bundle.reference} --model DIRECTORY"
     if directory is None:
-        raise UsageError("the bundle does not say where its checkpoint is; only refs remember that", next_command=again)
+        raise UsageError("no ref to this bundle says where its checkpoint is", next_command=again)
     if not (Path(directory) / "config.json").is_file():
         raise UsageError(f"there is no checkpoint at {directory}", wanted="a config.json there", next_command=again)
     serving = bundle.manifest.serving
@@ -41,6 +41,14 @@ def server_environment(bundle: Bundle, environment: Mapping[str, str]) -> dict[s
     if allowed and _PLUGIN not in allowed.split(","):
         made["VLLM_PLUGINS"] = f"{allowed},{_PLUGIN}"
     return made
+
+
+def _model_of_ref(bundle: Bundle) -> str | None:
+    """Where the recipe found the model, as the ref remembers it: this one, or any that leads to the bundle."""
+    if bundle.ref is not None:
+        return bundle.ref.model
+    records = (read_ref(bundle.reader, name) for name in refs(bundle.reader))
+    return next((record.model for record in records if record.bundle == bundle.bundle_id and record.model), None)
 
 
 def _argument(name: str, value) -> list[str]:

@@ -5,7 +5,7 @@
         path = bundle.artifact_path(program)   # its sha256 has been checked
 """
 
-from .bundle import Bundle, open_bundle
+from .bundle import Bundle, open_bundle, read_ref, refs
 from .reader import LocalReader, StoreReader
 from .records import ProgramRecord, Provenance, RefRecord, RequestRecord, parse_record
 from .reference import Reference, parse_reference
@@ -22,4 +22,6 @@ __all__ = [
     "open_bundle",
     "parse_record",
     "parse_reference",
+    "read_ref",
+    "refs",
 ]
