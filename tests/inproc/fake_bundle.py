@@ -17,6 +17,7 @@ from neuron_aot_runtime.contract.manifest import (
     Artifact, KVCacheSpec, Manifest, ModelSpec, Program, TensorSpec, WeightEntry, WeightSource,
 )  # fmt: skip
 from neuron_aot_runtime.contract.serving import resolve_serving
+from neuron_aot_runtime.store import Reference
 
 VOCAB = 199
 CONFIG = {
@@ -124,7 +125,7 @@ class FakeBundle(SimpleNamespace):
     """What ``store.open_bundle`` returns, as far as the plugin uses it."""
 
     def __init__(self, manifest: Manifest) -> None:
-        super().__init__(manifest=manifest, bundle_id=manifest.bundle_id, reference="fake@bundle", store_root="fake")
+        super().__init__(manifest=manifest, bundle_id=manifest.bundle_id, reference=Reference("fake", "bundle"), store_root="fake")
 
     def artifact_path(self, program: Program) -> Path:
         return Path("/nonexistent", program.name)

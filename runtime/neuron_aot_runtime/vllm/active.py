@@ -11,7 +11,8 @@ from .. import store
 from ..contract.errors import ConfigError, NeuronAotError
 from ..settings import ARTIFACTS, read_settings
 
-logger = logging.getLogger("neuron_aot_runtime")
+# A child of vLLM's logger, so that its handlers and format serve ours too.
+logger = logging.getLogger("vllm.neuron_aot")
 
 
 def active_bundle() -> store.Bundle:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from ..contract.errors import ConfigError, NeuronAotError
-from ..weights import check_checkpoint
 from ..checkpoint import open_checkpoint
+from ..contract.errors import ConfigError, NeuronAotError
+from ..contract.layout import is_bundle_id
+from ..store import Bundle
+from ..weights import check_checkpoint
 from .active import CommandLine, active_bundle, logger
 from .check import compare
 from .requests import refusal
@@ -206,15 +208,16 @@ def _refuse_differences(vllm_config: VllmConfig) -> None:
         if getattr(config, name) not in (None, "auto", ours):
             violations.append(f"engine.{name}: the plugin brings its own; leave it out")
     result = type(result)(tuple(violations), result.differences)
-    result.raise_if_any(reference=bundle.reference, next_command=_next_command(bundle))
+    result.raise_if_any(reference=str(bundle.reference), next_command=_next_command(bundle))
     model = Path(vllm_config.model_config.model)
     if model.is_dir():
         # Headers only: a checkpoint that does not fit should not cost the start of an engine.
         check_checkpoint(bundle.manifest, open_checkpoint(model), where=str(model))
 
 
-def _next_command(bundle) -> str:
-    store, _, ref = bundle.reference.rpartition("@")
-    build = f"neuron-aot compile RECIPE --target {bundle.manifest.target} --store {store} --ref {ref}"
+def _next_command(bundle: Bundle) -> str:
+    build = f"neuron-aot compile RECIPE --target {bundle.manifest.target} --store {bundle.store_root}"
+    if bundle.reference.name is not None and not is_bundle_id(bundle.reference.name):
+        build += f" --ref {bundle.reference.name}"
     use = "leave the options out" if CommandLine.active else "pass LLM(**neuron_aot_runtime.vllm.engine_args(reference))"
     return f"{build}   (with the wanted values in RECIPE); or {use} to serve what the bundle holds"

@@ -16,7 +16,7 @@ def platform_plugin() -> str | None:
     if settings.artifacts is None:
         return None
     set_vllm_defaults()
-    logging.getLogger("neuron_aot_runtime").setLevel(getattr(logging, settings.log_level, logging.INFO))
+    logging.getLogger("vllm.neuron_aot").setLevel(getattr(logging, settings.log_level, logging.INFO))
     return "neuron_aot_runtime.vllm.platform.NeuronPlatform"
 
 

@@ -6,6 +6,7 @@ of its own; so a step is served whatever mixture it is, though our scheduler nev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,10 +45,21 @@ class PendingStep:
 
 
 class ModelRunner:
-    """Host side of every step. ``device`` has all programs loaded, all params placed and the KV cache allocated."""
+    """Host side of every step.
 
-    def __init__(self, vllm_config: VllmConfig, manifest: Manifest, device: Device, metrics: WorkerMetrics) -> None:
+    ``device`` has all params placed and the KV cache allocated; ``require`` returns when a program is loaded.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        manifest: Manifest,
+        device: Device,
+        metrics: WorkerMetrics,
+        require: Callable[[str], None],
+    ) -> None:
         self._device = device
+        self._require = require
         self._metrics = metrics
         self._max_model_len = vllm_config.model_config.max_model_len
         self._slots = Slots(
@@ -129,6 +141,7 @@ class ModelRunner:
 
     def _run(self, step: Step) -> np.ndarray:
         name = step.program.name
+        self._require(name)
         outputs = self._device.execute(name, step.inputs)
         self._metrics.executed(name, step.padding)
         return outputs["tokens" if self._greedy else "logits"]

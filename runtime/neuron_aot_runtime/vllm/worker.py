@@ -14,6 +14,8 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from .. import device as devices
 from ..contract.errors import ConfigError, NeuronAotError
+from ..contract.manifest import Program
+from ..loader import ProgramLoader, first_needed
 from ..weights import load_weights
 from .active import active_bundle, logger
 from .metrics import WorkerMetrics
@@ -37,15 +39,19 @@ class NeuronWorker(WorkerBase):
         torch.manual_seed(self.model_config.seed)  # what requests without a seed of their own draw from
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        """Programs, then weights. Raises IntegrityError, NotFoundError, DeviceError, CheckpointError."""
+        """Verify every artifact, load the first programs, then the weights.
+
+        Raises IntegrityError, NotFoundError, DeviceError, CheckpointError.
+        """
         manifest = self._bundle.manifest
-        for program in manifest.programs:
-            with self._phase("verify"):
-                artifact = self._bundle.artifact_path(program)
-            start = time.perf_counter()
-            with self._phase("load programs"):
-                self._device.load(manifest, program, artifact)
-            self._metrics.program_loaded(program.name, time.perf_counter() - start)
+        with self._phase("verify"):
+            for program in manifest.programs:
+                self._bundle.artifact_path(program)
+        programs = first_needed(manifest)
+        self._loader = ProgramLoader(programs, self._load_program)
+        with self._phase("load programs"):
+            for phase in ("prefill", "decode"):  # the smallest of each
+                self._loader.require(next(program.name for program in programs if program.phase == phase))
         with self._phase("weights"):
             report = load_weights(manifest, self._checkpoint(), rank=self.rank, put=self._device.put_param)
         self._metrics.weights_loaded(report.seconds, report.nbytes)
@@ -82,12 +88,16 @@ class NeuronWorker(WorkerBase):
             )
         with self._phase("kv cache"):
             self._device.allocate_states(manifest.states)
-        self.model_runner = ModelRunner(self.vllm_config, manifest, self._device, self._metrics)
+        self.model_runner = ModelRunner(self.vllm_config, manifest, self._device, self._metrics, self._loader.require)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Nothing to compile; says where the time went."""
+        """Nothing to compile: says where the time went, and lets the other programs load behind the scenes."""
         phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self._phases.items())
         logger.info("rank %d is ready (%s s): %s", self.rank, phases, self._bundle.reference)
+        start, count = time.perf_counter(), len(self._bundle.manifest.programs)
+        self._loader.start(
+            lambda: logger.info("all %d programs are loaded (%.2f s)", count, time.perf_counter() - start)
+        )
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
     def get_supported_tasks(self) -> tuple[str, ...]:
@@ -113,8 +123,16 @@ class NeuronWorker(WorkerBase):
 
     def shutdown(self) -> None:
         """Release the device."""
+        if (loader := self.__dict__.pop("_loader", None)) is not None:
+            loader.stop()
         if (device := self.__dict__.pop("_device", None)) is not None:
             device.close()
+
+    def _load_program(self, program: Program) -> None:
+        start = time.perf_counter()
+        # Verified again, however little time went by: what is loaded is what was hashed.
+        self._device.load(self._bundle.manifest, program, self._bundle.artifact_path(program))
+        self._metrics.program_loaded(program.name, time.perf_counter() - start)
 
     def _checkpoint(self) -> Path:
         model = self.model_config
