@@ -19,32 +19,35 @@ COMPARED = tuple(name for name, field in ENGINE.items() if field.kind == "key" a
 
 @dataclass(frozen=True)
 class Difference:
-    """``wanted`` is what was asked for, ``found`` what the bundle has."""
+    """``wanted`` is what was asked for, ``found`` what the bundle has; ``text`` says it in words where those do not."""
 
     field: str
     wanted: Any
     found: Any
+    text: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.field}: wanted {self.wanted!r}, the bundle has {self.found!r}"
+        return self.text or f"{self.field}: wanted {self.wanted!r}, the bundle has {self.found!r}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """``violations``: lines about options that no bundle could serve; ``differences``: what another bundle could."""
+    """``misuse``: lines about options that are unknown, misplaced or break a rule, whatever the bundle."""
 
-    violations: tuple[str, ...]
+    misuse: tuple[str, ...]
     differences: tuple[Difference, ...]
 
     def raise_if_any(self, *, reference: str, next_command: str) -> None:
-        """Raises ConfigError when there are violations, else BundleMissError when there are differences.
+        """Raises ConfigError when there is misuse, else BundleMissError when there are differences.
 
         Either lists everything.
         """
-        lines = (*self.violations, *map(str, self.differences))
-        if self.violations:
+        lines = (*self.misuse, *map(str, self.differences))
+        if self.misuse:
             raise ConfigError(
-                f"{len(lines)} option{_s(lines)} cannot be served from {reference}", details=lines, next_command=next_command
+                f"{len(lines)} option{_s(lines)} cannot be served from the bundle {reference}",
+                details=lines,
+                next_command=next_command,
             )
         if self.differences:
             raise BundleMissError(
@@ -68,10 +71,10 @@ def compare(
     name; without ``neuron_config`` the bundle's own counts as asked for.
     """
     differences = [*_model(manifest, config), *_engine(manifest, engine)]
-    violations = check_engine_values(engine) + check_additional_config(additional_config)
+    misuse = check_additional_config(additional_config)
     neuron = additional_config.get("neuron_config")
     if neuron is not None and not isinstance(neuron, Mapping):
-        violations.append(f"additional_config.neuron_config: wanted a mapping of options, found {neuron!r}")
+        misuse.append(f"additional_config.neuron_config: wanted a mapping of options, found {neuron!r}")
         neuron = None
     asked = _asked_engine(manifest, engine)
     options = _bundle_options(manifest, asked) if neuron is None else neuron
@@ -79,13 +82,14 @@ def compare(
         serving = resolve_serving(asked, options, model_config=config)
     except ConfigError as error:
         # Without a valid configuration there are no buckets to ask for; the rules say what is wrong.
+        known = {difference.text for difference in differences}
         if neuron is not None or not differences:
-            violations += error.details
+            misuse += [line for line in error.details if line not in known]
     else:
         if neuron is not None:
             differences += _neuron(manifest, serving)
         differences += _buckets(manifest, serving)
-    return Comparison(tuple(dict.fromkeys(violations)), tuple(differences))
+    return Comparison(tuple(dict.fromkeys(misuse)), tuple(differences))
 
 
 def missing_programs(manifest: Manifest, serving: ServingConfig) -> list[str]:
@@ -116,6 +120,8 @@ def _engine(manifest: Manifest, engine: Mapping[str, Any]) -> list[Difference]:
         if name == "kv_cache_dtype" and {wanted, found} <= {"auto", manifest.kv_cache.dtype}:
             continue
         differences.append(Difference(name, wanted, found))
+    for name, wanted in engine.items():
+        differences += [Difference(name, wanted, None, text) for text in check_engine_values({name: wanted})]
     return differences
 
 
@@ -129,12 +135,17 @@ def _neuron(manifest: Manifest, serving: ServingConfig) -> list[Difference]:
 
 
 def _buckets(manifest: Manifest, serving: ServingConfig) -> list[Difference]:
-    return [Difference(f"program {name}", "present", "none") for name in missing_programs(manifest, serving)]
+    return [
+        Difference(f"program {name}", True, False, f"program {name}: not in the bundle")
+        for name in missing_programs(manifest, serving)
+    ]
 
 
 def _asked_engine(manifest: Manifest, engine: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that buckets follow from: as asked, and the bundle's where nothing was asked."""
-    return {name: manifest.serving.engine.get(name) if engine.get(name) is None else engine[name] for name in COMPARED}
+    held = manifest.serving.engine
+    asked = {name: held.get(name) if engine.get(name) is None else engine[name] for name in COMPARED}
+    return asked | {"kv_cache_dtype": held.get("kv_cache_dtype")}  # compared above; the rules know it only as "auto"
 
 
 def _bundle_options(manifest: Manifest, engine: Mapping[str, Any]) -> dict[str, Any]:

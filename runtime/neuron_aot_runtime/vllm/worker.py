@@ -39,14 +39,11 @@ class NeuronWorker(WorkerBase):
         torch.manual_seed(self.model_config.seed)  # what requests without a seed of their own draw from
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        """Verify every artifact, load the first programs, then the weights.
+        """Load the first programs, then the weights. The frontend has verified every artifact; see platform.py.
 
         Raises IntegrityError, NotFoundError, DeviceError, CheckpointError.
         """
         manifest = self._bundle.manifest
-        with self._phase("verify"):
-            for program in manifest.programs:
-                self._bundle.artifact_path(program)
         programs = first_needed(manifest)
         self._loader = ProgramLoader(programs, self._load_program)
         with self._phase("load programs"):
