@@ -3,7 +3,7 @@
     request key   what was asked for: known without tracing, so an unchanged compile answers at once
     program key   what the compiler sees: two requests that lower to the same HLO share one program
 
-Nothing about the host, the user, paths, time or environment is in either.
+Nothing about the user, paths or time is in either, and of the host only what the code generator says it depends on.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def program_key(
     logical_core_size: int = 1,
     kernel_sources: Mapping[str, str] | None = None,
 ) -> str:
-    """The key of the work itself. ``kernel_sources``: digest of each hand-written kernel that the HLO calls, by name."""
+    """The key of the work itself. ``kernel_sources``: digest of each hand-written kernel that the HLO calls."""
     return _hex(
         {
             "schema": PROGRAM_SCHEMA,

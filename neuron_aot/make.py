@@ -36,6 +36,11 @@ class Toolchain:
         return self.lower(plan, family.program(plan), family.layout(plan.model))
 
 
+def default_toolchain() -> Toolchain:
+    """The real one."""
+    return Toolchain()
+
+
 @dataclass(frozen=True)
 class Job:
     """One program to make."""

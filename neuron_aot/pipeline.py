@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from neuron_aot_runtime.contract.errors import NeuronAotError
@@ -99,19 +100,17 @@ def make_plan(recipe: Recipe, store: LocalStore, toolchain: Toolchain) -> Plan:
     identity, lowering = generator.identity(), toolchain.lowering_identity()
     request_keys = {program.name: keys.request_key(program, identity, lowering) for program in grid.programs}
     found = {name: hit for name, key in request_keys.items() if (hit := store.find(key))}
-    return Plan(
-        recipe=recipe, model=model, grid=grid, lowering=lowering, request_keys=request_keys, found=found
-    )
+    return Plan(recipe=recipe, model=model, grid=grid, lowering=lowering, request_keys=request_keys, found=found)
 
 
 def compile_recipe(
     recipe: Recipe,
     store: LocalStore,
+    toolchain: Toolchain,
     *,
     ref: str | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
-    toolchain: Toolchain | None = None,
 ) -> Report:
     """Compile what the store does not have and publish the bundle.
 
@@ -119,7 +118,7 @@ def compile_recipe(
     has the type of the first of them: RecipeError, LoweringError, CompileError, StoreError. Raises Interrupted.
     """
     started = time.monotonic()
-    progress, toolchain = progress or Progress(), toolchain or Toolchain()
+    progress = progress or Progress()
     if ref is not None:
         ref_path(ref)  # a bad name is refused before an hour's work, not after
     plan = make_plan(recipe, store, toolchain)
@@ -152,18 +151,21 @@ def _compile_misses(
     made: dict[str, Made] = {}
     failures: dict[str, NeuronAotError] = {}
     try:
-        for event in run_tasks(tasks, jobs=jobs):
-            name = names[event.index]
-            if isinstance(event, Noted):
-                progress.noted(name, event.note)
-            elif isinstance(event, Finished) and event.error is None:
-                made[name] = event.value
-                progress.made(name, event.value)
-            elif isinstance(event, Finished):
-                failures[name] = event.error
-                progress.failed(name, event.error)
+        with closing(run_tasks(tasks, jobs=jobs)) as events:
+            for event in events:
+                name = names[event.index]
+                if isinstance(event, Noted):
+                    progress.noted(name, event.note)
+                elif isinstance(event, Finished) and event.error is None:
+                    made[name] = event.value
+                    progress.made(name, event.value)
+                elif isinstance(event, Finished):
+                    failures[name] = event.error
+                    progress.failed(name, event.error)
     except KeyboardInterrupt:
-        raise Interrupted(len(plan.found) + len(made), len(plan.grid.programs)) from None
+        # Asked of the store: a worker may have stored a program whose news did not arrive here.
+        kept = sum(store.find(key) is not None for key in plan.request_keys.values())
+        raise Interrupted(kept, len(plan.grid.programs)) from None
     if failures:
         raise _failure(failures, len(plan.grid.programs))
     return made
@@ -179,7 +181,9 @@ def _job(plan: Plan, program: ProgramPlan, store: LocalStore, toolchain: Toolcha
     )
 
 
-def bundle_manifest(plan: Plan, programs: dict[str, tuple[RequestRecord, ProgramRecord]], toolchain: Toolchain) -> Manifest:
+def bundle_manifest(
+    plan: Plan, programs: dict[str, tuple[RequestRecord, ProgramRecord]], toolchain: Toolchain
+) -> Manifest:
     """The manifest of a plan whose programs are all there."""
     layout = toolchain.family(plan.model.architecture).layout(plan.model)
     generator = toolchain.code_generator(plan.model.target)

@@ -1,4 +1,4 @@
-"""The recipe: a YAML file that says what to compile. Strict: every problem is listed, with its key and the nearest name.
+"""The recipe: a YAML file that says what to compile. Strict: every problem is listed, with the nearest valid name.
 
     model: ../models/SmolLM2-135M-Instruct   # a directory with a config.json, or that file; relative to the recipe
     engine:                                  # vLLM's engine arguments, under vLLM's names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from neuron_aot_runtime.contract.errors import IntegrityError, NeuronAotError, NotFoundError
+from neuron_aot_runtime.contract.errors import DeviceError, IntegrityError, NeuronAotError, NotFoundError
 from neuron_aot_runtime.contract.layout import program_path
 from neuron_aot_runtime.contract.manifest import Manifest, Program
 from neuron_aot_runtime.contract.serving import ServingConfig
@@ -14,10 +14,12 @@ from pydantic import ValidationError
 from . import keys
 from .make import Toolchain
 from .program import ModelPlan, ProgramPlan
-from .schedule.local import Finished, run_tasks
+from .schedule.local import Finished, Noted, run_tasks
 from .store import open_store
 
 Problem = tuple[str, NeuronAotError]
+#: A program, and what is wrong with it or None.
+Outcome = tuple[str, NeuronAotError | None]
 
 
 def verify_stored(bundle: Bundle) -> list[Problem]:
@@ -46,25 +48,50 @@ def verify_stored(bundle: Bundle) -> list[Problem]:
     return problems + [("bundle", error) for error in _completeness(bundle.manifest)]
 
 
-def execute(bundle: Bundle, toolchain: Toolchain, *, jobs: int) -> Iterator[Problem | tuple[str, None]]:
-    """Run every program on seeded inputs and compare with the model's definition; yields each program's outcome."""
-    yield from _each(bundle, execute_program, toolchain, jobs)
+def execute(bundle: Bundle, toolchain: Toolchain) -> Iterator[Outcome]:
+    """Run every program on seeded inputs and compare with the model's definition; yields each program's outcome.
+
+    One worker does it all: the programs share their weights.
+    """
+    left = [program.name for program in bundle.manifest.programs]
+    for event in run_tasks([(execute_programs, (_pinned(bundle), toolchain))], jobs=1):
+        if isinstance(event, Noted):
+            left.remove(event.note[0])
+            yield event.note
+        elif isinstance(event, Finished) and event.error is not None:
+            yield from ((name, event.error) for name in left)
 
 
-def recompute(bundle: Bundle, toolchain: Toolchain, *, jobs: int) -> Iterator[Problem | tuple[str, None]]:
+def recompute(bundle: Bundle, toolchain: Toolchain, *, jobs: int) -> Iterator[Outcome]:
     """Lower every program again and compare with its keys; yields each program's outcome."""
-    yield from _each(bundle, recompute_program, toolchain, jobs)
+    names = [program.name for program in bundle.manifest.programs]
+    for event in run_tasks([(recompute_program, (_pinned(bundle), name, toolchain)) for name in names], jobs=jobs):
+        if isinstance(event, Finished):
+            yield names[event.index], event.error
 
 
-def execute_program(reference: str, name: str, toolchain: Toolchain, note: Callable) -> None:
-    """One program of ``execute``, in a worker. Raises DeviceError when the results differ."""
-    from .lower.execute import check_program
+def execute_programs(reference: str, toolchain: Toolchain, note: Callable[[Outcome], None]) -> None:
+    """The work of ``execute``, in its worker."""
+    from .execute import ProgramChecker
 
     bundle = open_bundle(reference)
-    program = bundle.manifest.program(name)
-    plan = program_plan(bundle.manifest, program)
-    definition = toolchain.family(plan.model.architecture).program(plan)
-    check_program(plan, definition, bundle.manifest, program, bundle.artifact_path(program))
+    plans = {program.name: program_plan(bundle.manifest, program) for program in bundle.manifest.programs}
+    model = next(iter(plans.values())).model
+    checker = ProgramChecker(bundle.manifest, toolchain.family(model.architecture).layout(model))
+    for program in bundle.manifest.programs:
+        try:
+            compared = checker.check(plans[program.name], program, bundle.artifact_path(program))
+        except NeuronAotError as error:
+            note((program.name, error))
+            continue
+        error = None if compared.ok else DeviceError(
+            f"{program.name} does not compute what the model's definition does",
+            wanted=f"a relative error of at most {compared.tolerance:.0e}",
+            found=f"{compared.error:.1e}",
+            next_command="report this: the lowering or the code generator is wrong on this machine",
+        )  # fmt: skip
+        note((program.name, error))
+    checker.close()
 
 
 def recompute_program(reference: str, name: str, toolchain: Toolchain, note: Callable) -> None:
@@ -116,14 +143,9 @@ def program_plan(manifest: Manifest, program: Program) -> ProgramPlan:
     return ProgramPlan(model=model, phase=program.phase, bucket=program.bucket)
 
 
-def _each(
-    bundle: Bundle, function: Callable, toolchain: Toolchain, jobs: int
-) -> Iterator[Problem | tuple[str, None]]:
-    names = [program.name for program in bundle.manifest.programs]
-    reference = f"{bundle.store_root}@{bundle.bundle_id}"
-    for event in run_tasks([(function, (reference, name, toolchain)) for name in names], jobs=jobs):
-        if isinstance(event, Finished):
-            yield names[event.index], event.error
+def _pinned(bundle: Bundle) -> str:
+    """The bundle by its id: a ref may move meanwhile."""
+    return f"{bundle.store_root}@{bundle.bundle_id}"
 
 
 def _completeness(manifest: Manifest) -> list[NeuronAotError]:

@@ -79,7 +79,9 @@ class _Board:
         def failed(name: str, error: NeuronAotError) -> None:
             finished(name, f"{name}  failed: {error.message}", "red")
 
-        return Progress(planned=planned, noted=noted, made=lambda name, made: finished(name, _made(name, made)), failed=failed)
+        return Progress(
+            planned=planned, noted=noted, made=lambda name, made: finished(name, _made(name, made)), failed=failed
+        )
 
     def render(self):
         from rich.table import Table

@@ -20,6 +20,7 @@ def compile_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> int | None:
     """Compile every program of RECIPE that the store does not have, and publish the bundle."""
+    from ..make import default_toolchain
     from ..pipeline import compile_recipe
     from ..recipe import load_recipe
     from ..store import open_store
@@ -29,7 +30,7 @@ def compile_command(
     if dry_run:
         return _dry_run(loaded, opened, json_output)
     with compile_progress() as progress:
-        report = compile_recipe(loaded, opened, ref=ref, jobs=jobs, progress=progress)
+        report = compile_recipe(loaded, opened, default_toolchain(), ref=ref, jobs=jobs, progress=progress)
     name = f"{store}@{ref or report.bundle}"
     _output.talk(f"{name}: {report.programs} programs, {report.compiled} compiled, {report.seconds:.2f} s")
     if json_output:
@@ -50,10 +51,10 @@ def compile_command(
 
 
 def _dry_run(recipe, store, json_output: bool) -> None:
-    from ..make import Toolchain
+    from ..make import default_toolchain
     from ..pipeline import make_plan
 
-    plan = make_plan(recipe, store, Toolchain())
+    plan = make_plan(recipe, store, default_toolchain())
     missing = {program.name for program in plan.misses}
     if json_output:
         programs = [
@@ -74,4 +75,6 @@ def _dry_run(recipe, store, json_output: bool) -> None:
         for program in plan.grid.programs
     ]
     rows += [[drop.name, f"not made: {drop.reason}", ""] for drop in plan.grid.dropped]
-    _output.table(f"{len(plan.grid.programs)} programs, {len(missing)} to make", ["program", "state", "request key"], rows)
+    _output.table(
+        f"{len(plan.grid.programs)} programs, {len(missing)} to make", ["program", "state", "request key"], rows
+    )

@@ -55,7 +55,9 @@ def show_command(
         )
     total = _output.size(sum({p.artifact.digest: p.artifact.size for p in manifest.programs}.values()))
     print(f"bundle     {bundle.bundle_id}")
-    print(f"model      {manifest.model.architecture}, {_output.size(sum(p.nbytes for p in manifest.params))} of weights")
+    print(
+        f"model      {manifest.model.architecture}, {_output.size(sum(p.nbytes for p in manifest.params))} of weights"
+    )
     print(f"target     {manifest.target} x {manifest.world_size}, needs {_pairs(manifest.requires)}")
     print(f"engine     {_pairs(manifest.serving.engine)}")
     print(f"neuron     {_pairs(manifest.serving.neuron_config)}")

@@ -17,28 +17,26 @@ def verify_command(
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Lower every program again and compare its keys.")
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes for --execute and --recompute.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes for --recompute.")] = 1,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> int:
     """Verify a bundle: every digest, every record, and that no program is missing."""
     from neuron_aot_runtime.store import open_bundle
 
     from .. import verify
-    from ..make import Toolchain
+    from ..make import default_toolchain
 
     bundle = open_bundle(reference)
     programs = bundle.manifest.programs
     problems = verify.verify_stored(bundle)
     checks = [f"{len(programs)} programs verified"]
     # What is damaged must not be executed.
-    for wanted, run, word in ((execute, verify.execute, "executed"), (recompute, verify.recompute, "lowered again")):
-        if not wanted or problems:
-            continue
-        for name, error in run(bundle, Toolchain(), jobs=jobs):
-            _output.talk(f"{name}  {word}: {'equal' if error is None else error.message}")
-            if error is not None:
-                problems.append((name, error))
-        checks.append(f"{word}")
+    if execute and not problems:
+        problems += _tell_each("executed", verify.execute(bundle, default_toolchain()))
+        checks.append("executed")
+    if recompute and not problems:
+        problems += _tell_each("lowered again", verify.recompute(bundle, default_toolchain(), jobs=jobs))
+        checks.append("lowered again")
     for name, error in problems:
         _output.talk(f"{name}: {error}", style="red")
     if json_output:
@@ -57,3 +55,12 @@ def verify_command(
         print(f"{bundle.bundle_id}: {', '.join(checks)}: ok")
     # The most alarming code when there are several: damaged says more than absent.
     return max((error.exit_code for _, error in problems), default=0)
+
+
+def _tell_each(word: str, outcomes) -> list:
+    problems = []
+    for name, error in outcomes:
+        _output.talk(f"{name}  {word}: {'equal' if error is None else error.message}")
+        if error is not None:
+            problems.append((name, error))
+    return problems

@@ -114,7 +114,7 @@ class LocalStore(LocalReader):
         first = self.request(record.request_key)
         if first != record:
             raise IntegrityError(
-                f"the request {record.request_key} lowers to another program than before: lowering is not deterministic",
+                f"lowering is not deterministic: the request {record.request_key} led to another program before",
                 wanted=first.program_key if first else None,
                 found=record.program_key,
                 next_command=f"report this; to go on, remove {self.location}/{path}",
@@ -146,7 +146,7 @@ class LocalStore(LocalReader):
         return bundle_id
 
     def set_ref(self, name: str, record: RefRecord) -> None:
-        """Let a ref mean a bundle, at one stroke. Raises UsageError for a bad name, NotFoundError for no such bundle."""
+        """Let a ref mean a bundle, at one stroke. Raises UsageError (bad name), NotFoundError (no such bundle)."""
         path = ref_path(name)
         with storage_errors(bundle_path(record.bundle), self.location):
             os.stat(self.root / bundle_path(record.bundle))

@@ -11,12 +11,13 @@ import signal
 import time
 from pathlib import Path
 
-from neuron_aot.make import Toolchain
-from neuron_aot.program import LoweredProgram, ModelLayout, ModelPlan, ProgramPlan
 from neuron_aot_runtime.contract.canonical import canonical_json
 from neuron_aot_runtime.contract.errors import CompileError, LoweringError
 from neuron_aot_runtime.contract.facts import fact
 from neuron_aot_runtime.contract.manifest import KVCacheSpec, ModelSpec, TensorSpec, WeightEntry, WeightSource
+
+from neuron_aot.make import Toolchain
+from neuron_aot.program import LoweredProgram, ModelLayout, ModelPlan, ProgramPlan
 
 CONFIG = {"architectures": ["FakeForCausalLM"], "torch_dtype": "bfloat16", "max_position_embeddings": 1024, "width": 8}
 
@@ -27,7 +28,9 @@ class FakeFamily:
     def layout(self, plan: ModelPlan) -> ModelLayout:
         width = next(item.value for item in plan.facts if item.name == "width")
         weight = TensorSpec(name="w", role="param", shape=(width,), dtype=plan.dtype)
-        state = TensorSpec(name="k", role="state", shape=(plan.num_blocks, 1, plan.block_size, width), dtype=plan.kv_dtype)
+        state = TensorSpec(
+            name="k", role="state", shape=(plan.num_blocks, 1, plan.block_size, width), dtype=plan.kv_dtype
+        )
         return ModelLayout(
             spec=ModelSpec(architecture=plan.architecture, facts=plan.facts, vocab_size=16, hidden_size=width),
             params=(weight,),

@@ -7,7 +7,6 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-
 from neuron_aot_runtime.contract import fields
 from neuron_aot_runtime.contract.serving import NeuronConfig, ServingConfig
 
@@ -18,7 +17,9 @@ def vllm_engine_arguments() -> set[str]:
     if spec is None or spec.origin is None:
         pytest.skip("vLLM is not installed")
     tree = ast.parse((Path(spec.origin).parent / "engine" / "arg_utils.py").read_text())
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")]
+    classes = [
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")
+    ]
     assert len(classes) == 2
     found = [item for node in classes for item in node.body if isinstance(item, ast.AnnAssign)]
     return {item.target.id for item in found if "ClassVar" not in ast.unparse(item.annotation)}

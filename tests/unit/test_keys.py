@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from neuron_aot_runtime.contract.facts import fact, read_facts
+from neuron_aot_runtime.contract.manifest import Bucket
 
 from neuron_aot import keys
 from neuron_aot.program import LoweredProgram, ModelPlan, ProgramPlan
-from neuron_aot_runtime.contract.facts import fact, read_facts
-from neuron_aot_runtime.contract.manifest import Bucket
 
 IDENTITY = {"compiler": "xla-cpu", "version": "1", "flags": ""}
 LOWERING = {"sources": "sha256:" + "0" * 64, "libraries": {"torch": "2", "jax": "0.10"}}

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 from fake_toolchain import FAKE, runs, write_recipe
+from neuron_aot_runtime.contract.errors import CompileError, LoweringError, UsageError
+from neuron_aot_runtime.contract.layout import blob_path
+from neuron_aot_runtime.store import open_bundle
 
 from neuron_aot.pipeline import Progress, compile_recipe, make_plan
 from neuron_aot.recipe import load_recipe
 from neuron_aot.store import open_store
-from neuron_aot_runtime.contract.errors import CompileError, LoweringError, UsageError
-from neuron_aot_runtime.contract.layout import blob_path
-from neuron_aot_runtime.store import open_bundle
 
 NAMES = ["prefill_s128_c128", "prefill_s128_c256", "decode_b1_c256", "decode_b2_c256"]
 
@@ -34,7 +34,7 @@ def store(tmp_path):
 
 
 def compile_(recipe, store, **options):
-    return compile_recipe(load_recipe(recipe), store, toolchain=FAKE, **options)
+    return compile_recipe(load_recipe(recipe), store, FAKE, **options)
 
 
 def contents(store):
@@ -120,7 +120,7 @@ def test_another_compiler_version_compiles_again_under_the_same_recipe(recipe, s
 
 def test_the_plan_names_what_is_missing_without_writing(recipe, store):
     plan = make_plan(load_recipe(recipe), store, FAKE)
-    assert [program.name for program in plan.misses][0].startswith("prefill_s128")
+    assert plan.misses[0].name.startswith("prefill_s128")
     assert sorted(program.name for program in plan.misses) == sorted(NAMES) and not plan.found
     assert not store.root.exists()
 
@@ -149,7 +149,7 @@ from neuron_aot.store import open_store
 
 if __name__ == "__main__":
     try:
-        report = compile_recipe(load_recipe(Path(sys.argv[1])), open_store(sys.argv[2]), jobs=1, toolchain=FAKE)
+        report = compile_recipe(load_recipe(Path(sys.argv[1])), open_store(sys.argv[2]), FAKE, jobs=1)
         print(json.dumps([report.bundle, report.compiled]))
     except Interrupted as stop:
         print(json.dumps(["interrupted", stop.kept]))

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from neuron_aot_runtime.contract.errors import RecipeError
 
 from neuron_aot.recipe import load_recipe
-from neuron_aot_runtime.contract.errors import RecipeError
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "max_position_embeddings": 2048}
 
@@ -114,7 +114,9 @@ def test_the_shipped_recipe_is_valid(tmp_path):
     shipped = Path(__file__).parents[2] / "recipes" / "smollm2-135m.yaml"
     (tmp_path / "recipes").mkdir()
     (tmp_path / "models/SmolLM2-135M-Instruct").mkdir(parents=True)
-    (tmp_path / "models/SmolLM2-135M-Instruct/config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 8192}))
+    (tmp_path / "models/SmolLM2-135M-Instruct/config.json").write_text(
+        json.dumps(CONFIG | {"max_position_embeddings": 8192})
+    )
     (tmp_path / "recipes/r.yaml").write_text(shipped.read_text())
     serving = load_recipe(tmp_path / "recipes/r.yaml").serving
     assert (serving.dtype, serving.max_model_len, serving.max_num_seqs) == ("bfloat16", 2048, 8)

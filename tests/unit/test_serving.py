@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from neuron_aot_runtime.contract.errors import ConfigError
 from neuron_aot_runtime.contract.manifest import Bucket
 from neuron_aot_runtime.contract.serving import ServingConfig, resolve_serving
@@ -54,7 +53,11 @@ def test_a_short_model_gets_small_defaults():
 @pytest.mark.parametrize(
     ("engine", "neuron", "told"),
     [
-        ({"max_num_batched_tokens": 512}, {"num_batched_tokens_buckets": [128, 256]}, "equal to max_num_batched_tokens"),
+        (
+            {"max_num_batched_tokens": 512},
+            {"num_batched_tokens_buckets": [128, 256]},
+            "equal to max_num_batched_tokens",
+        ),
         ({"max_num_seqs": 8}, {"num_seqs_buckets": [1, 4]}, "equal to max_num_seqs (8)"),
         ({}, {"num_seqs_buckets": [4, 2, 8]}, "strictly ascending"),
         ({}, {"num_seqs_buckets": [1, 1, 8]}, "strictly ascending"),
@@ -98,8 +101,16 @@ def test_each_rule(engine, neuron, told):
 @pytest.mark.parametrize(
     ("engine", "neuron", "told"),
     [
-        ({"num_seqs_buckets": [1]}, {}, "engine.num_seqs_buckets: is not an option of vLLM's engine; it belongs under neuron"),
-        ({}, {"block_size": 32}, "neuron_config.block_size: is not an option of neuron_config; it is a vLLM engine argument"),
+        (
+            {"num_seqs_buckets": [1]},
+            {},
+            "engine.num_seqs_buckets: is not an option of vLLM's engine; it belongs under neuron",
+        ),
+        (
+            {},
+            {"block_size": 32},
+            "neuron_config.block_size: is not an option of neuron_config; it is a vLLM engine argument",
+        ),
         ({}, {"mm_language_model_only": True}, "belongs at the top level of additional_config"),
         ({}, {"num_seq_buckets": [8]}, "nearest valid name is num_seqs_buckets"),
         ({"max-model-len": 4096}, {}, "nearest valid name is max_model_len"),
@@ -166,7 +177,9 @@ def test_decode_buckets_have_the_implicit_longest_context():
 
 
 def test_the_manifest_form_is_canonical_and_reversible_and_resolves_to_itself():
-    config = resolve({"gpu_memory_utilization": 0.9, "served_model_name": "m"}, {"decode_context_length_buckets": [512]})
+    config = resolve(
+        {"gpu_memory_utilization": 0.9, "served_model_name": "m"}, {"decode_context_length_buckets": [512]}
+    )
     serving = config.as_manifest_serving()
     assert serving.engine["gpu_memory_utilization"] == "0.9" and serving.engine["num_gpu_blocks_override"] == 1025
     assert ServingConfig.from_manifest(serving) == config

@@ -8,12 +8,6 @@ from pathlib import Path
 
 import pytest
 from fake_toolchain import FAKE, write_recipe
-
-from neuron_aot.pipeline import compile_recipe
-from neuron_aot.recipe import load_recipe
-from neuron_aot.store import open_store
-from neuron_aot.store.files import clean_litter, scratch
-from neuron_aot.store.locks import hold_lock, try_lock
 from neuron_aot_runtime.contract.canonical import digest_bytes
 from neuron_aot_runtime.contract.errors import (
     AccessDeniedError,
@@ -34,6 +28,12 @@ from neuron_aot_runtime.store import (
 )
 from neuron_aot_runtime.store.reader import storage_error
 
+from neuron_aot.pipeline import compile_recipe
+from neuron_aot.recipe import load_recipe
+from neuron_aot.store import open_store
+from neuron_aot.store.files import clean_litter, scratch
+from neuron_aot.store.locks import hold_lock, try_lock
+
 KEY, REQUEST = "a" * 64, "b" * 64
 PROVENANCE = Provenance(built_at="2026-01-01T00:00:00+00:00", lower_ms=1, generate_ms=2, peak_memory_mb=3, versions={})
 
@@ -50,7 +50,7 @@ def template(tmp_path_factory):
     os.environ["FAKE_COMPILER"] = str(directory / "compiler.json")
     (directory / "compiler.json").write_text("{}")
     store = open_store(str(directory / "store"))
-    compile_recipe(load_recipe(write_recipe(directory)), store, jobs=1, toolchain=FAKE)
+    compile_recipe(load_recipe(write_recipe(directory)), store, FAKE, jobs=1)
     return open_bundle(str(store.root)).manifest
 
 
@@ -68,7 +68,12 @@ def record(artifact: Artifact, **changed) -> ProgramRecord:
 
 def request(program_key=KEY) -> RequestRecord:
     return RequestRecord(
-        request_key=REQUEST, program_key=program_key, phase="decode", bucket=Bucket(size=1, context=32), inputs=(), outputs=()
+        request_key=REQUEST,
+        program_key=program_key,
+        phase="decode",
+        bucket=Bucket(size=1, context=32),
+        inputs=(),
+        outputs=(),
     )
 
 

@@ -197,7 +197,7 @@ _ELSEWHERE_ONLY = {"engine": ("model", "additional_config")}
 
 
 def check_keys(keys: Iterable[Any], level: str) -> list[str]:
-    """A line for each key that ``level`` (a key of LEVELS) does not have, saying where it belongs or what is nearest."""
+    """A line for each key that ``level`` (of LEVELS) does not have: where it belongs, or what is nearest."""
     valid = [name for name in LEVELS[level][0] if name not in _ELSEWHERE_ONLY.get(level, ())]
     prefix = "" if level == "recipe" else f"{level}."
     return [f"{prefix}{key}: {_where(str(key), level, valid)}" for key in keys if key not in valid]

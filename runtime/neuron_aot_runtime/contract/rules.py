@@ -211,7 +211,9 @@ class Rules:
             self.add(key, "a mapping or null", value)
             return False
         self.violations += check_keys(value, "on_device_sampling_config")
-        greedy = value.get("all_greedy") is True or str(value.get("temperature")) in ("0", "0.0") or value.get("top_k") == 1
+        greedy = (
+            value.get("all_greedy") is True or str(value.get("temperature")) in ("0", "0.0") or value.get("top_k") == 1
+        )
         if not greedy or value.get("all_greedy") is False:
             self.violations.append(
                 f"{key}: on-device sampling is greedy only, {{all_greedy: true}}, found {dict(value)!r}; remove "

@@ -1,4 +1,4 @@
-"""The serving configuration and its rules: one place, used by the recipe before compiling and by vLLM's plugin at start.
+"""The serving configuration and its rules: one place, for the recipe before compiling and the plugin at start.
 
 Names, defaults and rules are those of vLLM and of the vLLM Neuron configuration reference. Ours, and not theirs:
 

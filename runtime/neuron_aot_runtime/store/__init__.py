@@ -1,8 +1,8 @@
 """Read side of the store: resolve a reference, read, verify.
 
-    bundle = open_bundle("./store@smollm2/demo")
-    for program in bundle.manifest.programs:
-        path = bundle.artifact_path(program)   # its sha256 has been checked
+bundle = open_bundle("./store@smollm2/demo")
+for program in bundle.manifest.programs:
+    path = bundle.artifact_path(program)   # its sha256 has been checked
 """
 
 from .bundle import Bundle, open_bundle, read_ref, refs

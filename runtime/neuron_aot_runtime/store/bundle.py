@@ -37,7 +37,9 @@ class Bundle:
         Raises NotFoundError when the blob is absent, IntegrityError when it is damaged, AccessDeniedError.
         """
         artifact = program.artifact
-        repair = f"neuron-aot compile RECIPE --target {self.manifest.target} --store {self.store_root}  (makes it again)"
+        repair = (
+            f"neuron-aot compile RECIPE --target {self.manifest.target} --store {self.store_root}  (makes it again)"
+        )
         try:
             path = self.reader.local_path(blob_path(artifact.digest))
         except NotFoundError as error:
@@ -120,7 +122,7 @@ def refs(reader: StoreReader) -> list[str]:
 
 
 def read_manifest(reader: StoreReader, bundle_id: str) -> Manifest:
-    """The manifest of a bundle. Raises NotFoundError; IntegrityError unless its bytes are canonical and hash to the id."""
+    """A bundle's manifest. Raises NotFoundError; IntegrityError unless its bytes are canonical and hash to the id."""
     path = bundle_path(bundle_id)
     where = f"{reader.location}/{path}"
     try:

@@ -1,8 +1,8 @@
 """References: how users name a bundle.
 
-    <store>@<ref>          ./store@smollm2/demo
-    <store>@<bundle id>    ./store@3f0c… (64 hex digits)
-    <store>                a store whose refs (or, without refs, bundles) all mean one bundle
+<store>@<ref>          ./store@smollm2/demo
+<store>@<bundle id>    ./store@3f0c… (64 hex digits)
+<store>                a store whose refs (or, without refs, bundles) all mean one bundle
 """
 
 from __future__ import annotations
