@@ -1,0 +1,47 @@
+"""Fixtures that several kinds of tests share, and the order in which tests run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Nothing in the tests may reach for a model hub; set before transformers or vLLM is imported anywhere.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # silences its warning about forks
+os.environ["VLLM_NO_USAGE_STATS"] = "1"
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything under tests/e2e is e2e, and runs last: the quick tests speak first."""
+    for item in items:
+        if "e2e" in item.path.relative_to(ROOT).parts:
+            item.add_marker(pytest.mark.e2e)
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is not None)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The SmolLM2-135M-Instruct checkpoint; made once and kept in models/."""
+    from recipes.checkpoints import smollm2_checkpoint
+
+    directory = ROOT / "models" / "SmolLM2-135M-Instruct"
+    smollm2_checkpoint(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory):
+    """``tiny("gqa", dtype=…, num_hidden_layers=…)``: a tiny random checkpoint, made once a session; see tiny.py."""
+    from tiny import tiny_checkpoint
+
+    root = tmp_path_factory.mktemp("tiny")
+
+    def make(variant: str = "gqa", **options) -> Path:
+        name = "-".join([variant, *(f"{key}={value}" for key, value in sorted(options.items()))])
+        return tiny_checkpoint(root / name.replace("/", "_"), variant, **options)
+
+    return make
