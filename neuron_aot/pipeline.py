@@ -146,6 +146,8 @@ def _compile_misses(
     plan: Plan, store: LocalStore, jobs: int, progress: Progress, toolchain: Toolchain
 ) -> dict[str, Made]:
     store.clean_litter()
+    with store.scratch():
+        pass  # a store that cannot be written to is told before the work, not after
     names = [program.name for program in plan.misses]
     tasks = [(make_program, (_job(plan, item, store, toolchain),)) for item in plan.misses]
     made: dict[str, Made] = {}
@@ -166,6 +168,8 @@ def _compile_misses(
         # Asked of the store: a worker may have stored a program whose news did not arrive here.
         kept = sum(store.find(key) is not None for key in plan.request_keys.values())
         raise Interrupted(kept, len(plan.grid.programs)) from None
+    finally:
+        store.clean_litter()
     if failures:
         raise _failure(failures, len(plan.grid.programs))
     return made

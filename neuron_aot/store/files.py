@@ -37,7 +37,7 @@ def scratch(root: Path) -> Iterator[Path]:
 
 
 def clean_litter(root: Path) -> int:
-    """Remove what killed processes left under ``tmp/``; returns how many directories."""
+    """Remove what killed processes left under ``tmp/`` and ``locks/``; returns how many directories."""
     removed = 0
     for directory in sorted((root / "tmp").glob("work-*")):
         lock = try_lock(directory / _OWNER)
@@ -46,6 +46,10 @@ def clean_litter(root: Path) -> int:
         shutil.rmtree(directory, ignore_errors=True)
         lock.close()
         removed += 1
+    for path in sorted((root / "locks").glob("*.lock")):
+        if lock := try_lock(path):
+            path.unlink(missing_ok=True)  # while held, as hold_lock does
+            lock.close()
     return removed
 
 

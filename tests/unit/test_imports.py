@@ -97,7 +97,16 @@ def test_the_contract_and_the_store_need_only_the_base_dependencies():
 
 @pytest.mark.parametrize(
     "module",
-    ["neuron_aot.cli.app", "neuron_aot.pipeline", "neuron_aot.recipe", "neuron_aot_runtime.store", "neuron_aot.models"],
+    [
+        "neuron_aot.cli.app",
+        "neuron_aot.pipeline",
+        "neuron_aot.verify",
+        "neuron_aot.serving_command",
+        "neuron_aot.models.llama",
+        "neuron_aot.lower",
+        "neuron_aot.codegen.xla_cpu",
+        "neuron_aot_runtime.store",
+    ],
 )
 def test_nothing_heavy_is_imported_where_speed_counts(module):
     code = f"import {module}, sys, json; print(json.dumps(sorted(sys.modules)))"

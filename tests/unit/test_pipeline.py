@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from fake_toolchain import FAKE, runs, write_recipe
-from neuron_aot_runtime.contract.errors import CompileError, LoweringError, UsageError
+from neuron_aot_runtime.contract.errors import CompileError, LoweringError, StoreError, UsageError
 from neuron_aot_runtime.contract.layout import blob_path
 from neuron_aot_runtime.store import open_bundle
 
+from neuron_aot.make import Job, make_program
 from neuron_aot.pipeline import Progress, compile_recipe, make_plan
 from neuron_aot.recipe import load_recipe
 from neuron_aot.store import open_store
@@ -128,6 +129,22 @@ def test_the_plan_names_what_is_missing_without_writing(recipe, store):
 def test_a_bad_ref_is_refused_before_any_work(recipe, store):
     with pytest.raises(UsageError):
         compile_(recipe, store, ref="../evil")
+    assert runs() == []
+
+
+def test_sources_that_change_during_a_compile_are_noticed(recipe, store):
+    plan = make_plan(load_recipe(recipe), store, FAKE)
+    program = plan.misses[0]
+    job = Job(program, plan.request_keys[program.name], {"sources": "older"}, str(store.root), FAKE)
+    with pytest.raises(CompileError, match="changed during the compile"):
+        make_program(job, print)
+    assert not store.root.exists()
+
+
+def test_an_unwritable_store_is_told_before_any_work(recipe, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError):
+        compile_(recipe, open_store(str(tmp_path / "file" / "store")))
     assert runs() == []
 
 

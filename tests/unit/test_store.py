@@ -325,11 +325,14 @@ def test_litter_of_the_dead_goes_and_work_of_the_living_stays(store):
         (manager.__enter__() / "half").write_bytes(b"x")
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    with scratch(store.root) as mine:
+    (store.root / "locks").mkdir()
+    (store.root / "locks" / "dead.lock").touch()
+    with scratch(store.root) as mine, store.lock(KEY):
         (mine / "artifact").write_bytes(b"x")
         assert clean_litter(store.root) == 1
         assert (mine / "artifact").exists()
-    assert store.names("tmp") == []
+        assert store.names("locks") == [f"locks/{KEY}.lock"]
+    assert store.names("tmp") == store.names("locks") == []
 
 
 def test_a_lock_dies_with_its_process_and_leaves_no_file(tmp_path):
