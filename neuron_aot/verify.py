@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from neuron_aot_runtime.contract.errors import DeviceError, IntegrityError, NeuronAotError, NotFoundError
 from neuron_aot_runtime.contract.layout import program_path
@@ -18,8 +19,15 @@ from .schedule.local import Finished, Noted, run_tasks
 from .store import open_store
 
 Problem = tuple[str, NeuronAotError]
-#: A program, and what is wrong with it or None.
-Outcome = tuple[str, NeuronAotError | None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A program that was executed or lowered again: ``error`` is what is wrong, ``measured`` what was seen."""
+
+    program: str
+    error: NeuronAotError | None = None
+    measured: str = ""
 
 
 def verify_stored(bundle: Bundle) -> list[Problem]:
@@ -56,10 +64,10 @@ def execute(bundle: Bundle, toolchain: Toolchain) -> Iterator[Outcome]:
     left = [program.name for program in bundle.manifest.programs]
     for event in run_tasks([(execute_programs, (_pinned(bundle), toolchain))], jobs=1):
         if isinstance(event, Noted):
-            left.remove(event.note[0])
+            left.remove(event.note.program)
             yield event.note
         elif isinstance(event, Finished) and event.error is not None:
-            yield from ((name, event.error) for name in left)
+            yield from (Outcome(name, event.error) for name in left)
 
 
 def recompute(bundle: Bundle, toolchain: Toolchain, *, jobs: int) -> Iterator[Outcome]:
@@ -67,7 +75,7 @@ def recompute(bundle: Bundle, toolchain: Toolchain, *, jobs: int) -> Iterator[Ou
     names = [program.name for program in bundle.manifest.programs]
     for event in run_tasks([(recompute_program, (_pinned(bundle), name, toolchain)) for name in names], jobs=jobs):
         if isinstance(event, Finished):
-            yield names[event.index], event.error
+            yield Outcome(names[event.index], event.error)
 
 
 def execute_programs(reference: str, toolchain: Toolchain, note: Callable[[Outcome], None]) -> None:
@@ -82,7 +90,7 @@ def execute_programs(reference: str, toolchain: Toolchain, note: Callable[[Outco
         try:
             compared = checker.check(plans[program.name], program, bundle.artifact_path(program))
         except NeuronAotError as error:
-            note((program.name, error))
+            note(Outcome(program.name, error))
             continue
         error = None if compared.ok else DeviceError(
             f"{program.name} does not compute what the model's definition does",
@@ -90,7 +98,7 @@ def execute_programs(reference: str, toolchain: Toolchain, note: Callable[[Outco
             found=f"{compared.error:.1e}",
             next_command="report this: the lowering or the code generator is wrong on this machine",
         )  # fmt: skip
-        note((program.name, error))
+        note(Outcome(program.name, error, f"relative error {compared.error:.1e}"))
     checker.close()
 
 

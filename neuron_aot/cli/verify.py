@@ -59,8 +59,9 @@ def verify_command(
 
 def _tell_each(word: str, outcomes) -> list:
     problems = []
-    for name, error in outcomes:
-        _output.talk(f"{name}  {word}: {'equal' if error is None else error.message}")
-        if error is not None:
-            problems.append((name, error))
+    for outcome in outcomes:
+        found = "equal" if outcome.error is None else outcome.error.message
+        _output.talk(f"{outcome.program}  {word}: {found}" + (f" ({outcome.measured})" if outcome.measured else ""))
+        if outcome.error is not None:
+            problems.append((outcome.program, outcome.error))
     return problems
