@@ -133,8 +133,9 @@ class ModelRunner:
         self, pending: PendingStep, grammar_output: GrammarOutput | None
     ) -> tuple[list[int], LogprobsLists | None]:
         if grammar_output is None and all(sequence.plain for sequence in pending.rows):
-            # What vLLM's sampler does for such a batch, without its bookkeeping.
-            return torch.from_numpy(_writable(pending.results)).argmax(dim=-1).tolist(), None
+            # What vLLM's sampler does for such a batch, without its bookkeeping. numpy's argmax, because torch's
+            # takes thirty times as long; both take the first of equal logits.
+            return pending.results.argmax(axis=-1).tolist(), None
         logits = torch.from_numpy(_writable(pending.results))
         states = [sequence.state for sequence in pending.rows]
         return self._sampler.sample(states, logits, pending.scheduler_output, grammar_output)

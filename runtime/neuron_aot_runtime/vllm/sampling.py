@@ -18,6 +18,8 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
+from .host_sampler import HostTopKTopPSampler
+
 _CPU = torch.device("cpu")
 
 
@@ -29,6 +31,7 @@ class HostSampler:
         custom = model.logits_processors or ()
         self.has_custom_processors = bool(custom)
         self._sampler = Sampler(logprobs_mode=model.logprobs_mode, use_fp64_gumbel=model.use_fp64_gumbel)
+        self._sampler.topk_topp_sampler = HostTopKTopPSampler(model.logprobs_mode, model.use_fp64_gumbel)
         self._batch = InputBatch(
             max_num_reqs=vllm_config.scheduler_config.max_num_seqs,
             max_model_len=model.max_model_len,
