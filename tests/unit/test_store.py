@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -36,6 +37,18 @@ from neuron_aot.store.locks import hold_lock, try_lock
 
 KEY, REQUEST = "a" * 64, "b" * 64
 PROVENANCE = Provenance(built_at="2026-01-01T00:00:00+00:00", lower_ms=1, generate_ms=2, peak_memory_mb=3, versions={})
+
+
+# Spawned: this process may have threads of libraries that do not survive a fork.
+PROCESSES = multiprocessing.get_context("spawn")
+
+
+def run_in_process(function, *arguments) -> int:
+    """Call ``function`` in a process of its own; returns its exit code, negative for a signal."""
+    process = PROCESSES.Process(target=function, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 @pytest.fixture
@@ -109,20 +122,21 @@ def check_whole(store) -> None:
 
 def test_a_writer_killed_at_any_step_leaves_nothing_that_hits(tmp_path, template):
     """A real process is killed before the n-th file operation, for every n; then another writer finishes the work."""
+    assert run_in_process(_kill_at_every_step, tmp_path, template) == 0
+
+
+def _kill_at_every_step(directory: Path, template) -> None:
     steps = 0
     while True:
-        store = open_store(str(tmp_path / f"store{steps}"))
-        child = os.fork()
-        if child == 0:
-            _die_before(steps)
-            write_all(store, template)
+        store = open_store(str(directory / f"store{steps}"))
+        if (child := os.fork()) == 0:
+            _write_and_die(steps, store, template)
             os._exit(0)
-        _, status = os.waitpid(child, 0)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         check_whole(store)
-        if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0
+        if ended == 0:
             break
-        assert os.WTERMSIG(status) == signal.SIGKILL
+        assert ended == -signal.SIGKILL
         store.clean_litter()
         assert store.names("tmp") == []
         write_all(store, template)
@@ -132,7 +146,8 @@ def test_a_writer_killed_at_any_step_leaves_nothing_that_hits(tmp_path, template
     assert steps >= 20
 
 
-def _die_before(step: int) -> None:
+def _write_and_die(step: int, store, template) -> None:
+    """Do every kind of write, unless there are more file operations than ``step``."""
     left = [step]
 
     def counted(function):
@@ -146,6 +161,7 @@ def _die_before(step: int) -> None:
 
     for name in ("link", "replace", "fsync", "mkdir", "unlink"):
         setattr(os, name, counted(getattr(os, name)))
+    write_all(store, template)
 
 
 def test_the_first_writer_wins_and_the_loser_adopts(store):
@@ -297,34 +313,25 @@ def test_absent_denied_and_failed_are_different():
     assert isinstance(storage_error(OSError(28, "no space left"), "p", "s"), StorageFaultError)
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and not hasattr(os, "seteuid"), reason="needs an unprivileged user")
 def test_denied_is_not_a_miss(store, template):
     write_all(store, template)
     os.chmod(store.root / "programs", 0)
     os.chmod(store.root.parent, 0o755)
-    child = os.fork()
-    if child == 0:
-        os.seteuid(65534) if os.geteuid() == 0 else None
-        try:
-            store.program(KEY)
-        except AccessDeniedError:
-            os._exit(0)
-        except BaseException:  # noqa: BLE001 (the exit code is the result)
-            os._exit(2)
-        os._exit(1)
-    _, status = os.waitpid(child, 0)
+    ended = run_in_process(_look_as_another_user, store)
     os.chmod(store.root / "programs", 0o755)
-    assert os.WEXITSTATUS(status) == 0
+    assert ended == 0
+
+
+def _look_as_another_user(store) -> None:
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    with pytest.raises(AccessDeniedError):
+        store.program(KEY)
 
 
 def test_litter_of_the_dead_goes_and_work_of_the_living_stays(store):
     store.root.mkdir()
-    child = os.fork()
-    if child == 0:
-        manager = scratch(store.root)
-        (manager.__enter__() / "half").write_bytes(b"x")
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+    assert run_in_process(_die_in_scratch, store) == -signal.SIGKILL
     (store.root / "locks").mkdir()
     (store.root / "locks" / "dead.lock").touch()
     with scratch(store.root) as mine, store.lock(KEY):
@@ -335,19 +342,28 @@ def test_litter_of_the_dead_goes_and_work_of_the_living_stays(store):
     assert store.names("tmp") == store.names("locks") == []
 
 
+def _die_in_scratch(store) -> None:
+    with scratch(store.root) as directory:
+        (directory / "half").write_bytes(b"x")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hold(path: Path, held) -> None:
+    with hold_lock(path):
+        held.set()
+        signal.pause()
+
+
 def test_a_lock_dies_with_its_process_and_leaves_no_file(tmp_path):
     path = tmp_path / "locks" / "k.lock"
     waited = []
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with hold_lock(path):
-            os.write(writer, b"x")
-            signal.pause()
-    os.read(reader, 1)
+    held = PROCESSES.Event()
+    holder = PROCESSES.Process(target=_hold, args=(path, held))
+    holder.start()
+    assert held.wait(20)
     assert try_lock(path) is None
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    holder.kill()
+    holder.join()
     with hold_lock(path, lambda: waited.append(1)):
         assert try_lock(path) is None
     assert not path.exists() and waited == []
