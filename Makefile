@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml runtime/pyproject.toml requirements.lock
 	$(PIP) install --quiet --no-compile $(TORCH)
 	$(PIP) install --quiet --no-compile --no-deps -r requirements.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation -e runtime -e .
-	$(PIP) uninstall --quiet --yes $(EXCLUDED)
+	$(PIP) uninstall --quiet --yes $(EXCLUDED) 2>/dev/null  # an environment made otherwise may have them
 	$(BIN)/python -c "import neuron_aot, transformers, jax, vllm.entrypoints.openai.api_server" >/dev/null
 	touch $@
 

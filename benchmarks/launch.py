@@ -11,6 +11,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+from .noise import Watch, quiet_rounds
 from .sides import CACHE, environment, server_command
 from .statistics import summary
 
@@ -27,20 +28,31 @@ QUESTION = {
 
 def measure(rounds: int, say) -> dict:
     """Interleaved rounds after one unmeasured start of each side; stock-default, which is slow, only once."""
-    times: dict[str, dict[str, list[float]]] = {}
-    for number in range(rounds + 1):
-        for side in ROUND + (("stock-default",) if number < 2 else ()):
-            healthy, first = start_once(side)
-            say(f"launch {side}: healthy {healthy:.2f} s, first token {first:.2f} s{'' if number else ' (warm-up)'}")
-            if number:
-                side_times = times.setdefault(side, {"healthy": [], "first_token": []})
-                side_times["healthy"].append(healthy)
-                side_times["first_token"].append(first)
-    return {side: {what: summary(values) for what, values in taken.items()} for side, taken in times.items()}
+
+    def one_round(sides: tuple[str, ...] = ROUND) -> tuple[dict, float]:
+        taken = {}
+        for side in sides:
+            taken[side] = start_once(side)
+            say(
+                f"launch {side}: healthy {taken[side]['healthy']:.2f} s, first token {taken[side]['first_token']:.2f} s"
+            )
+        return taken, max(start["others"] for start in taken.values())
+
+    one_round((*ROUND, "stock-default"))  # caches fill
+    kept, noise = quiet_rounds(rounds, one_round, say)
+    slow, _ = one_round(("stock-default",))
+    sides = {side: [taken[side] for taken in kept] for side in ROUND} | {"stock-default": [slow["stock-default"]]}
+    return {
+        "noise": noise,
+        "sides": {
+            side: {what: summary([start[what] for start in starts]) for what in ("healthy", "first_token")}
+            for side, starts in sides.items()
+        },
+    }
 
 
-def start_once(side: str) -> tuple[float, float]:
-    """Seconds from launch until /health answers, and until the first token of a chat arrives."""
+def start_once(side: str) -> dict[str, float]:
+    """Seconds from launch until /health answers, and until the first token of a chat arrives; others' CPU share."""
     port = _free_port()
     log = CACHE / f"launch-{side}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -50,11 +62,13 @@ def start_once(side: str) -> tuple[float, float]:
             server_command(side, port), env=environment(side), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
+        watch = Watch(process.pid)
         try:
             _wait_until_healthy(port, process, start, log)
             healthy = time.perf_counter() - start
             _first_token(port)
-            return healthy, time.perf_counter() - start
+            first_token = time.perf_counter() - start
+            return {"healthy": healthy, "first_token": first_token, "others": watch.others()}
         finally:
             _stop(process)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Self
 
+from .noise import Watch, quiet_rounds
 from .sides import CACHE, ROOT, environment
 from .statistics import summary
 
@@ -29,10 +30,11 @@ class Engine:
         log = (CACHE / f"steps-{side}.log").open("w")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.stepper", side], cwd=ROOT, pass_fds=[write], stdin=subprocess.PIPE,
-            stdout=log, stderr=log, text=True,
+            stdout=log, stderr=log, text=True, start_new_session=True,
             env=environment(side) | {"STEPPER_FD": str(write), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
         )  # fmt: skip
         os.close(write)
+        self.pid = self._process.pid
         self._answers = os.fdopen(read)
         self.started = self._answer()
 
@@ -60,26 +62,30 @@ class Engine:
 
 def measure(rounds: int, say) -> dict:
     """For every case, seconds per step of both sides; for ours also the host's share of it."""
-    step = {side: {name: [] for name in CASES} for side in ("ours", "stock")}
-    host = {name: [] for name in CASES}
     with Engine("ours") as ours, Engine("stock") as stock:
         engines = {"ours": ours, "stock": stock}
-        for number in range(rounds + 1):
-            for name, command in CASES.items():
-                for side, engine in engines.items():
-                    taken = engine.run(command)
-                    if number == 0:
-                        continue  # programs load, caches fill
-                    step[side][name] += taken["step"]
-                    if side == "ours":
-                        host[name] += [a - b for a, b in zip(taken["step"], taken["program"], strict=True)]
-            if number:
-                say(f"steps, round {number}: " + ", ".join(
-                    f"{name} {min(step['ours'][name]) * 1e3:.1f}/{min(step['stock'][name]) * 1e3:.1f} ms" for name in CASES
-                ))  # fmt: skip
-    return {
-        name: {side: summary(step[side][name]) for side in step} | {"ours_host": summary(host[name])} for name in CASES
-    }
+
+        def one_round() -> tuple[dict, float]:
+            watch = Watch(ours.pid, stock.pid)
+            taken = {
+                name: {side: engine.run(command) for side, engine in engines.items()} for name, command in CASES.items()
+            }
+            say("steps, ours/stock: " + ", ".join(
+                f"{name} {min(sides['ours']['step']) * 1e3:.1f}/{min(sides['stock']['step']) * 1e3:.1f} ms"
+                for name, sides in taken.items()
+            ))  # fmt: skip
+            return taken, watch.others()
+
+        one_round()  # programs load, caches fill
+        kept, noise = quiet_rounds(rounds, one_round, say)
+    return {"noise": noise, "cases": {name: _case([taken[name] for taken in kept]) for name in CASES}}
+
+
+def _case(rounds: list[dict]) -> dict:
+    step = {side: [seconds for taken in rounds for seconds in taken[side]["step"]] for side in ("ours", "stock")}
+    program = [seconds for taken in rounds for seconds in taken["ours"]["program"]]
+    host = [whole - inside for whole, inside in zip(step["ours"], program, strict=True)]
+    return {side: summary(values) for side, values in step.items()} | {"ours_host": summary(host)}
 
 
 def stock_warm_up(*, cold: bool) -> float:
