@@ -109,7 +109,9 @@ def _read_header(path: Path) -> dict[str, TensorEntry]:
         try:
             header = json.loads(file.read(length))
             entries = {
-                name: _entry(path, 8 + length, size, **value) for name, value in header.items() if name != "__metadata__"
+                name: _entry(path, 8 + length, size, **value)
+                for name, value in header.items()
+                if name != "__metadata__"
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _malformed(path, str(error)) from error

@@ -87,9 +87,7 @@ def check_checkpoint(manifest: Manifest, checkpoint: Checkpoint, *, where: str) 
         )
 
 
-def read_param(
-    checkpoint: Checkpoint, entry: WeightEntry, spec: TensorSpec, rank: int
-) -> tuple[np.ndarray, bool]:
+def read_param(checkpoint: Checkpoint, entry: WeightEntry, spec: TensorSpec, rank: int) -> tuple[np.ndarray, bool]:
     """One param for one rank, of ``spec``'s shape and dtype, and whether it is a view of the file.
 
     Raises CheckpointError when the parts that the map declares do not make up that shape.

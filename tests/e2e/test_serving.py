@@ -40,7 +40,9 @@ NEURON = {
 
 def compile_bundle(model, directory, ref, neuron=NEURON):
     recipe = directory / f"{ref}.yaml"
-    recipe.write_text(yaml.safe_dump({"model": str(model), "engine": ENGINE, "neuron_config": neuron, "compile": {"target": "cpu"}}))
+    recipe.write_text(
+        yaml.safe_dump({"model": str(model), "engine": ENGINE, "neuron_config": neuron, "compile": {"target": "cpu"}})
+    )
     command = [sys.executable, "-c", "from neuron_aot.cli import main; main()", "compile", str(recipe)]
     subprocess.run([*command, "--store", str(directory / "store"), "--ref", ref], check=True)
     return f"{directory / 'store'}@{ref}"
@@ -71,7 +73,7 @@ def prompts_of(*lengths):
 
 def generate(reference, model, result, **job):
     command = [sys.executable, str(HERE / "generate.py"), reference, model, str(result)]
-    done = subprocess.run(command, input=json.dumps(job), text=True, capture_output=True, timeout=300)
+    done = subprocess.run(command, input=json.dumps(job), text=True, capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return json.loads(result.read_text())["rounds"]
 
@@ -91,7 +93,9 @@ def test_greedy_tokens_are_those_of_transformers(served, tmp_path):
     before = tree(reference)
     prompts = prompts_of(3, 15, 16, 17, 31, 32, 33, 64, 100, 127, 128, 129, 200, 256, 300, 400)
     # Together (mixed batches, segments), again (prefix cache hits), and alone.
-    rounds = generate(reference, model, tmp_path / "result", prompts=prompts, max_tokens=48, rounds=["together", "together", "alone"])
+    rounds = generate(
+        reference, model, tmp_path / "result", prompts=prompts, max_tokens=48, rounds=["together", "together", "alone"]
+    )
     for tokens in rounds:
         assert all(len(sequence) == 48 for sequence in tokens)
         assert [d for d in differences(model, prompts, tokens) if d.deficit > TOLERANCE] == []
@@ -142,7 +146,9 @@ class Server:
 
     def stream(self, path, **body):
         request = urllib.request.Request(
-            self.url + path, json.dumps({"model": "tiny", "stream": True, **body}).encode(), {"Content-Type": "application/json"}
+            self.url + path,
+            json.dumps({"model": "tiny", "stream": True, **body}).encode(),
+            {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             lines = [line.decode().strip() for line in answer]

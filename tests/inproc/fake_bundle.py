@@ -14,7 +14,14 @@ import numpy as np
 from neuron_aot_runtime.contract.buckets import program_name
 from neuron_aot_runtime.contract.facts import fact, read_facts
 from neuron_aot_runtime.contract.manifest import (
-    Artifact, KVCacheSpec, Manifest, ModelSpec, Program, TensorSpec, WeightEntry, WeightSource,
+    Artifact,
+    KVCacheSpec,
+    Manifest,
+    ModelSpec,
+    Program,
+    TensorSpec,
+    WeightEntry,
+    WeightSource,
 )  # fmt: skip
 from neuron_aot_runtime.contract.serving import resolve_serving
 from neuron_aot_runtime.store import Reference
@@ -125,7 +132,9 @@ class FakeBundle(SimpleNamespace):
     """What ``store.open_bundle`` returns, as far as the plugin uses it."""
 
     def __init__(self, manifest: Manifest) -> None:
-        super().__init__(manifest=manifest, bundle_id=manifest.bundle_id, reference=Reference("fake", "bundle"), store_root="fake")
+        super().__init__(
+            manifest=manifest, bundle_id=manifest.bundle_id, reference=Reference("fake", "bundle"), store_root="fake"
+        )
 
     def artifact_path(self, program: Program) -> Path:
         return Path("/nonexistent", program.name)
@@ -162,7 +171,11 @@ class FakeDevice:
         for spec in program.inputs:
             array = inputs[spec.name]
             assert (array.shape, str(array.dtype)) == (spec.shape, spec.dtype), (name, spec, array.shape)
-        self.executed.append(name)
+        if program.phase == "prefill" and not inputs["block_table"].any():
+            assert inputs["num_tokens"][0] == 1, "a warm-up"
+            return {"tokens": np.zeros(1, np.int32), "logits": np.zeros((1, VOCAB), np.float32)}
+        if program.phase == "prefill" or inputs["block_tables"].any():
+            self.executed.append(name)
         rows = self._prefill(inputs) if program.phase == "prefill" else self._decode(inputs)
         logits = np.stack([logits_of(row) if row is not None else np.zeros(VOCAB, np.float32) for row in rows])
         if program.outputs[0].name == "tokens":
@@ -179,7 +192,9 @@ class FakeDevice:
 
     def _decode(self, inputs):
         rows = []
-        for token, position, table in zip(inputs["token_ids"], inputs["positions"], inputs["block_tables"], strict=True):
+        for token, position, table in zip(
+            inputs["token_ids"], inputs["positions"], inputs["block_tables"], strict=True
+        ):
             if not table[0]:
                 assert not token and not position and not table.any(), "a padding row is all zeros"
                 rows.append(None)

@@ -12,17 +12,17 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
-import random  # noqa: E402
-from contextlib import contextmanager  # noqa: E402
+import random
+from contextlib import contextmanager
 
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-from fake_bundle import ENGINE, VOCAB, FakeBundle, FakeDevice, expected, logits_of, make_manifest, make_model  # noqa: E402
-from neuron_aot_runtime import device, store  # noqa: E402
-from neuron_aot_runtime.contract.errors import BundleMissError, ConfigError  # noqa: E402
-from neuron_aot_runtime.vllm import active, platform  # noqa: E402
-from vllm import LLM, SamplingParams  # noqa: E402
-from vllm.exceptions import VLLMValidationError  # noqa: E402
+import numpy as np
+import pytest
+from fake_bundle import ENGINE, VOCAB, FakeBundle, FakeDevice, expected, logits_of, make_manifest, make_model
+from neuron_aot_runtime import device, store
+from neuron_aot_runtime.contract.errors import BundleMissError, ConfigError
+from neuron_aot_runtime.vllm import active, platform
+from vllm import LLM, SamplingParams
+from vllm.exceptions import VLLMValidationError
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +108,10 @@ def test_preempted_requests_resume_where_they_were(serve):
         preempted = []
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         original = scheduler._preempt_request
-        scheduler._preempt_request = lambda request, *a, **k: (preempted.append(request.request_id), original(request, *a, **k))
+        scheduler._preempt_request = lambda request, *a, **k: (
+            preempted.append(request.request_id),
+            original(request, *a, **k),
+        )
         assert generate(llm, prompts, greedy(100)) == [expected(prompt, 100) for prompt in prompts]
     assert preempted
 
@@ -155,7 +158,9 @@ def test_sampling_is_vllms_own(serve):
     prompts = prompts_of(7, 40, 100)
     forbidden = [expected(prompt, 1)[0] for prompt in prompts]
     with serve() as (llm, _):
-        seeded = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=5, max_tokens=12, ignore_eos=True, detokenize=False)
+        seeded = SamplingParams(
+            temperature=0.8, top_p=0.9, top_k=20, seed=5, max_tokens=12, ignore_eos=True, detokenize=False
+        )
         first = generate(llm, prompts, seeded)
         assert generate(llm, prompts, seeded) == first
         assert [generate(llm, [prompt], seeded)[0] for prompt in prompts] == first, "a seed is the request's own"
@@ -303,13 +308,16 @@ def test_unsupported_features_are_refused(serve, arguments, line):
 
 
 def test_another_model_is_refused(serve, tmp_path):
-    from fake_bundle import CONFIG
-
     import json
+
+    from fake_bundle import CONFIG
 
     other = make_model(tmp_path / "other")
     (other / "config.json").write_text(json.dumps({**CONFIG, "rms_norm_eps": 1e-6}))
-    with pytest.raises(BundleMissError, match="config.json rms_norm_eps: wanted '1e-06', the bundle has '1e-05'"), serve(model=str(other)):
+    with (
+        pytest.raises(BundleMissError, match="config.json rms_norm_eps: wanted '1e-06', the bundle has '1e-05'"),
+        serve(model=str(other)),
+    ):
         pass
 
 

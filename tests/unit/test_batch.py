@@ -3,7 +3,14 @@ import pytest
 from neuron_aot_runtime.batch import Batcher, NoBucketError, Slots
 from neuron_aot_runtime.contract.buckets import program_name
 from neuron_aot_runtime.contract.manifest import (
-    Artifact, Bucket, KVCacheSpec, Manifest, ModelSpec, Program, Serving, TensorSpec,
+    Artifact,
+    Bucket,
+    KVCacheSpec,
+    Manifest,
+    ModelSpec,
+    Program,
+    Serving,
+    TensorSpec,
 )  # fmt: skip
 
 BLOCK = 16
@@ -16,7 +23,12 @@ def spec(name, shape, dtype="int32", role="input"):
 def program(phase, size, context):
     table = context // BLOCK
     inputs = (
-        (spec("token_ids", (size,)), spec("num_computed_tokens", (1,)), spec("num_tokens", (1,)), spec("block_table", (table,)))
+        (
+            spec("token_ids", (size,)),
+            spec("num_computed_tokens", (1,)),
+            spec("num_tokens", (1,)),
+            spec("block_table", (table,)),
+        )
         if phase == "prefill"
         else (spec("token_ids", (size,)), spec("positions", (size,)), spec("block_tables", (size, table)))
     )
@@ -41,7 +53,9 @@ def batcher():
         world_size=1,
         model=ModelSpec(architecture="X", facts=(), vocab_size=8, hidden_size=1),
         serving=Serving(engine={}, neuron_config={}),
-        kv_cache=KVCacheSpec(num_layers=1, num_blocks=20, block_size=BLOCK, num_kv_heads=1, head_size=1, dtype="float32"),
+        kv_cache=KVCacheSpec(
+            num_layers=1, num_blocks=20, block_size=BLOCK, num_kv_heads=1, head_size=1, dtype="float32"
+        ),
         params=(),
         states=(),
         weight_map=(),

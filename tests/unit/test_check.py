@@ -6,14 +6,17 @@ from neuron_aot_runtime.contract.errors import BundleMissError, ConfigError
 from neuron_aot_runtime.vllm.check import compare
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "inproc"))
-from fake_bundle import CONFIG, ENGINE, NEURON, make_manifest  # noqa: E402
+from fake_bundle import CONFIG, ENGINE, NEURON, make_manifest
 
 MANIFEST = make_manifest()
 
 
 def differences(*, manifest=MANIFEST, config=(), engine=(), additional=()):
     result = compare(
-        manifest, config={**CONFIG, **dict(config)}, engine={**ENGINE, **dict(engine)}, additional_config=dict(additional)
+        manifest,
+        config={**CONFIG, **dict(config)},
+        engine={**ENGINE, **dict(engine)},
+        additional_config=dict(additional),
     )
     assert not result.misuse
     return {difference.field: (difference.wanted, difference.found) for difference in result.differences}

@@ -4,8 +4,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from neuron_aot_runtime.vllm.host_sampler import HostTopKTopPSampler, _draw, _kept  # noqa: E402
-from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch  # noqa: E402
+from neuron_aot_runtime.vllm.host_sampler import HostTopKTopPSampler, _draw, _kept
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 
 VOCAB = 1000
 

@@ -7,7 +7,17 @@ import pytest
 from neuron_aot_runtime.checkpoint import open_checkpoint
 from neuron_aot_runtime.contract.errors import CheckpointError
 from neuron_aot_runtime.contract.manifest import (
-    Artifact, Bucket, KVCacheSpec, Manifest, ModelSpec, Program, Serving, TensorSpec, WeightEntry, WeightSlice, WeightSource,
+    Artifact,
+    Bucket,
+    KVCacheSpec,
+    Manifest,
+    ModelSpec,
+    Program,
+    Serving,
+    TensorSpec,
+    WeightEntry,
+    WeightSlice,
+    WeightSource,
 )  # fmt: skip
 from neuron_aot_runtime.weights import ALIGNMENT, load_weights
 
@@ -19,7 +29,11 @@ def write(path, tensors):
     header, data = {}, b""
     for name, array in tensors.items():
         raw = array.tobytes()
-        header[name] = {"dtype": NAMES[str(array.dtype)], "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        header[name] = {
+            "dtype": NAMES[str(array.dtype)],
+            "shape": list(array.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
     text += b" " * (-len(text) % 8)
@@ -51,7 +65,9 @@ def manifest(entries, params, world_size=1):
 
 def load(made, directory, rank=0, **kwargs):
     arrays = {}
-    report = load_weights(made, directory, rank=rank, put=lambda spec, array: arrays.update({spec.name: array}), **kwargs)
+    report = load_weights(
+        made, directory, rank=rank, put=lambda spec, array: arrays.update({spec.name: array}), **kwargs
+    )
     return arrays, report
 
 

@@ -14,7 +14,9 @@ from ..contract.manifest import Manifest
 from ..contract.serving import ServingConfig, resolve_serving
 
 #: engine arguments that programs depend on, other than the model
-COMPARED = tuple(name for name, field in ENGINE.items() if field.kind == "key" and name not in ("model", "additional_config"))
+COMPARED = tuple(
+    name for name, field in ENGINE.items() if field.kind == "key" and name not in ("model", "additional_config")
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def _model(manifest: Manifest, config: Mapping[str, Any]) -> list[Difference]:
     if manifest.model.architecture not in architectures:
         found.append(Difference("architecture", ", ".join(architectures) or None, manifest.model.architecture))
     return found + [
-        Difference(f"config.json {name}", asked, held) for name, held, asked in compare_facts(manifest.model.facts, config)
+        Difference(f"config.json {name}", asked, held)
+        for name, held, asked in compare_facts(manifest.model.facts, config)
     ]
 
 

@@ -1,7 +1,7 @@
 """Top-k, top-p and the random draw on the host, where vLLM's generic version sorts and draws with torch.
 
-Same choice of tokens that may be drawn, same distribution. With top-p, at batch 8 and a vocabulary of 49152, vLLM's takes
-60 ms (a full sort with indices, one exponential draw per token); this takes 5. Seeded requests repeat here, but
+Same choice of tokens that may be drawn, same distribution. With top-p, at batch 8 and a vocabulary of 49152, vLLM's
+takes 60 ms (a full sort with indices, one exponential draw per token); this takes 5. Seeded requests repeat here, but
 their tokens are not those of another vLLM back end (vLLM's own differ from each other as well).
 
 Shapes: B rows, V vocabulary.

@@ -41,7 +41,10 @@ def _families() -> SimpleNamespace:
         # The client appends _total to a counter's name on exposition, as Prometheus wants.
         executions=Counter("vllm_neuron:neff_execution_count", "Executions of a compiled program.", bucket),
         startup=Gauge(
-            "vllm_neuron:startup_time_seconds", "From the start of the server's process until it is ready.", rank, **latest
+            "vllm_neuron:startup_time_seconds",
+            "From the start of the server's process until it is ready.",
+            rank,
+            **latest,
         ),
         compilation=Gauge(
             "vllm_neuron:compilation_time_seconds", "Compilation while serving: always 0.", bucket, **latest

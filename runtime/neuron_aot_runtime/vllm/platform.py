@@ -253,5 +253,7 @@ def _next_command(bundle: Bundle) -> str:
     build = f"neuron-aot compile RECIPE --target {bundle.manifest.target} --store {bundle.store_root}"
     if bundle.reference.name is not None and not is_bundle_id(bundle.reference.name):
         build += f" --ref {bundle.reference.name}"
-    use = "leave the options out" if CommandLine.active else "pass LLM(**neuron_aot_runtime.vllm.engine_args(reference))"
+    use = (
+        "leave the options out" if CommandLine.active else "pass LLM(**neuron_aot_runtime.vllm.engine_args(reference))"
+    )
     return f"{build}   (with the wanted values in RECIPE); or {use} to serve what the bundle holds"

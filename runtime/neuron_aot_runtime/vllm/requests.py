@@ -1,4 +1,4 @@
-"""Which requests a bundle's programs can serve; shared by the frontend, which refuses, and the runner, which chooses."""
+"""Which requests a bundle's programs can serve; for the frontend, which refuses, and the runner, which chooses."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def refusal(params: object, *, prompt_kind: str | None, greedy: bool) -> tuple[s
             "prompt_logprobs",
         )
     if greedy and (obstacle := more_than_argmax(params)) is not None:
-        return (
+        message = (
             f"Only support greedy sampling: the bundle was compiled with on_device_sampling_config, so its programs "
             f"return the best token and no logits, but the request has {obstacle}. Send temperature=0 and leave the "
-            f"parameter out, or serve a bundle compiled without on_device_sampling_config",
-            obstacle.partition("=")[0].partition(" ")[0],
+            f"parameter out, or serve a bundle compiled without on_device_sampling_config"
         )
+        return message, obstacle.partition("=")[0].partition(" ")[0]
     return None

@@ -6,7 +6,6 @@ of its own; so a step is served whatever mixture it is, though our scheduler nev
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +18,7 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 from ..batch import Batcher, Slots, Step
 from ..contract.manifest import Manifest
 from ..device import Device
+from ..loader import ProgramLoader
 from .metrics import WorkerMetrics
 from .requests import more_than_argmax
 from .sampling import HostSampler, make_generator
@@ -47,7 +47,7 @@ class PendingStep:
 class ModelRunner:
     """Host side of every step.
 
-    ``device`` has all params placed and the KV cache allocated; ``require`` returns when a program is loaded.
+    ``device`` has all params placed and the KV cache allocated; ``loader`` has, or gets, each program loaded.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class ModelRunner:
         manifest: Manifest,
         device: Device,
         metrics: WorkerMetrics,
-        require: Callable[[str], None],
+        loader: ProgramLoader,
     ) -> None:
         self._device = device
-        self._require = require
+        self._loader = loader
         self._metrics = metrics
         self._max_model_len = vllm_config.model_config.max_model_len
         self._slots = Slots(
@@ -142,8 +142,8 @@ class ModelRunner:
 
     def _run(self, step: Step) -> np.ndarray:
         name = step.program.name
-        self._require(name)
-        outputs = self._device.execute(name, step.inputs)
+        with self._loader.use(name):
+            outputs = self._device.execute(name, step.inputs)
         self._metrics.executed(name, step.padding)
         return outputs["tokens" if self._greedy else "logits"]
 

@@ -13,6 +13,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from .. import device as devices
+from ..batch import padding_inputs
 from ..contract.errors import ConfigError, NeuronAotError
 from ..contract.manifest import Program
 from ..loader import ProgramLoader, first_needed
@@ -45,7 +46,7 @@ class NeuronWorker(WorkerBase):
         """
         manifest = self._bundle.manifest
         programs = first_needed(manifest)
-        self._loader = ProgramLoader(programs, self._load_program)
+        self._loader = ProgramLoader(programs, load=self._load_program, warm=self._warm_program)
         with self._phase("load programs"):
             for phase in ("prefill", "decode"):  # the smallest of each
                 self._loader.require(next(program.name for program in programs if program.phase == phase))
@@ -85,16 +86,20 @@ class NeuronWorker(WorkerBase):
             )
         with self._phase("kv cache"):
             self._device.allocate_states(manifest.states)
-        self.model_runner = ModelRunner(self.vllm_config, manifest, self._device, self._metrics, self._loader.require)
+        self.model_runner = ModelRunner(self.vllm_config, manifest, self._device, self._metrics, self._loader)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Nothing to compile: says where the time went, and lets the other programs load behind the scenes."""
+        """Nothing to compile: lets the programs get ready behind the scenes, and says where the time went."""
+        start, count = time.perf_counter(), len(self._bundle.manifest.programs)
+        if self._bundle.manifest.world_size == 1:
+            self._loader.start(
+                lambda: logger.info("all %d programs are loaded and warm (%.1f s)", count, time.perf_counter() - start)
+            )
+        else:
+            with self._phase("load and warm programs"):
+                self._loader.finish()  # ranks execute collectives in step, so not each when it happens to be idle
         phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self._phases.items())
         logger.info("rank %d is ready (%s s): %s", self.rank, phases, self._bundle.reference)
-        start, count = time.perf_counter(), len(self._bundle.manifest.programs)
-        self._loader.start(
-            lambda: logger.info("all %d programs are loaded (%.2f s)", count, time.perf_counter() - start)
-        )
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
     def get_supported_tasks(self) -> tuple[str, ...]:
@@ -130,6 +135,9 @@ class NeuronWorker(WorkerBase):
         # Verified again, however little time went by: what is loaded is what was hashed.
         self._device.load(self._bundle.manifest, program, self._bundle.artifact_path(program))
         self._metrics.program_loaded(program.name, time.perf_counter() - start)
+
+    def _warm_program(self, program: Program) -> None:
+        self._device.execute(program.name, padding_inputs(program))
 
     def _checkpoint(self) -> Path:
         model = self.model_config
