@@ -1,6 +1,8 @@
 """Runs programs on seeded inputs and compares them with their PyTorch definition; any target's module, on the cpu.
 
-What is compared: every output, and every KV state after the step, except the null block 0, where padding writes.
+The definition runs in float32 on the same values, so a bfloat16 program is measured against the truth rather than
+against another rounding of it; how far PyTorch's own bfloat16 run is from it tells how far the program may be. Compared
+are every output, and every KV state after the step, except the null block 0, where padding writes.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ from neuron_aot_runtime.device.cpu import CpuDevice
 from .models import family
 from .program import ModelLayout, ProgramPlan
 
-# Largest error, relative to the definition's largest value. Float32 sums in another order differ by about 3e-6 over
-# 30 layers; bfloat16 rounds each layer's result differently (3e-2 for PyTorch and XLA alike, against float32).
-TOLERANCE = {"float32": 1e-4, "bfloat16": 6e-2}
+# Relative error in the Euclidean norm, of the worst tensor. Float32 sums in another order give about 3e-6 over 30
+# layers.
+FLOAT32_TOLERANCE = 1e-4
+# Of PyTorch's own error in a narrower type (about 3e-2 for bfloat16; it grows with random values and context).
+NARROW_TOLERANCE = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One program's largest relative error over its outputs and KV states."""
+    """One program's relative error: the largest over its outputs and KV states."""
 
     program: str
     error: float
@@ -65,24 +69,23 @@ class ProgramChecker:
 
         logits_plan = replace(plan, model=replace(plan.model, greedy=False))
         definition, *_ = family(plan.model.architecture).program(logits_plan)
+        steps = {name: torch.from_numpy(array) for name, array in inputs.items()}
         with torch.no_grad():
-            outputs, written = definition(
-                self._weights, states, {name: torch.from_numpy(array) for name, array in inputs.items()}
-            )
-        errors = [self._output_error(found, outputs["logits"].numpy())]
-        errors += [_relative_error(self._read_state(spec), written[spec.name]) for spec in self._layout.states]
-        return Comparison(program=program.name, error=max(errors), tolerance=TOLERANCE[plan.model.dtype])
+            wanted = definition(_float32(self._weights), _float32(states), steps)
+            tolerance = FLOAT32_TOLERANCE
+            if plan.model.dtype != "float32":
+                outputs, written = definition(self._weights, states, steps)
+                tolerance = NARROW_TOLERANCE * _largest_error(outputs["logits"], written, wanted)
+        written = {spec.name: self._read_state(spec) for spec in self._layout.states}
+        if "logits" in found:
+            error = _largest_error(torch.tensor(found["logits"]), written, wanted)
+        else:
+            error = _largest_error(None, written, wanted)
+            error = max(error, _regret(torch.tensor(found["tokens"]), wanted[0]["logits"]))
+        return Comparison(program=program.name, error=error, tolerance=tolerance)
 
     def close(self) -> None:
         self._device.close()
-
-    def _output_error(self, found: dict[str, np.ndarray], logits: np.ndarray) -> float:
-        """Of the logits; of greedy tokens, how far below the best logit theirs lies (near-ties may swap)."""
-        scale = float(np.abs(logits).max()) or 1.0
-        if "tokens" in found:
-            chosen = np.take_along_axis(logits, found["tokens"][:, None], 1)
-            return float((logits.max(1, keepdims=True) - chosen).max()) / scale
-        return float(np.abs(found["logits"] - logits).max()) / scale
 
     def _read_state(self, spec: TensorSpec) -> torch.Tensor:
         state = torch.from_numpy(self._device.read_state(spec.name))
@@ -134,6 +137,21 @@ def to_numpy(tensor: torch.Tensor, *, bits: bool = False) -> np.ndarray:
     return raw if bits else raw.view(ml_dtypes.bfloat16)
 
 
+def _float32(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.float() for name, tensor in tensors.items()}
+
+
+def _largest_error(logits: torch.Tensor | None, states: dict[str, torch.Tensor], wanted: tuple[dict, dict]) -> float:
+    outputs, written = wanted
+    errors = [_relative_error(states[name][1:], state[1:]) for name, state in written.items()]
+    return max(errors + ([] if logits is None else [_relative_error(logits, outputs["logits"])]))
+
+
 def _relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    wanted = wanted[1:].float()
-    return float((found[1:].float() - wanted).abs().max() / (wanted.abs().max() or 1.0))
+    return float((found.float() - wanted).norm() / (wanted.norm() or 1.0))
+
+
+def _regret(tokens: torch.Tensor, logits: torch.Tensor) -> float:
+    """How far below the best logit those of the chosen tokens lie: near-ties may swap."""
+    chosen = logits.gather(1, tokens.long()[:, None])
+    return float((logits.amax(1, keepdim=True) - chosen).max() / logits.abs().max())
