@@ -16,15 +16,23 @@ _METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 @dataclass(frozen=True)
 class Settings:
-    """``artifacts``: the bundle reference, None when this process is not meant to serve one."""
+    """``artifacts``: the bundle reference, None when this process is not meant to serve one.
+
+    ``threads_chosen``: whether the user decided how many threads torch may use.
+    """
 
     artifacts: str | None
     log_level: str
+    threads_chosen: bool
 
 
 def read_settings(environ: MutableMapping[str, str] = os.environ) -> Settings:
     """The settings of this process; cheap, and never cached: tests and tools change the environment."""
-    return Settings(artifacts=environ.get(ARTIFACTS) or None, log_level=environ.get(_LOG_LEVEL, "INFO").upper())
+    return Settings(
+        artifacts=environ.get(ARTIFACTS) or None,
+        log_level=environ.get(_LOG_LEVEL, "INFO").upper(),
+        threads_chosen="OMP_NUM_THREADS" in environ,
+    )
 
 
 def set_vllm_defaults(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from ..batch import padding_inputs
 from ..contract.errors import ConfigError, NeuronAotError
 from ..contract.manifest import Program
 from ..loader import ProgramLoader, first_needed
+from ..settings import read_settings
 from ..weights import load_weights
 from .active import active_bundle, logger
 from .metrics import WorkerMetrics
@@ -37,6 +39,10 @@ class NeuronWorker(WorkerBase):
             self._device.check(manifest.requires)
         self._metrics = WorkerMetrics(manifest, model_name=self.model_config.served_model_name, rank=self.rank)
         self.device = torch.device("cpu")
+        if parent_process() is not None and not read_settings().threads_chosen:
+            # In the worker torch only samples, small work for which threads that meet at barriers are slower, and
+            # far slower where the device's own threads want the cores. vLLM does the same for several workers.
+            torch.set_num_threads(1)
         torch.manual_seed(self.model_config.seed)  # what requests without a seed of their own draw from
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
