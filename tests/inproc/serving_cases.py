@@ -1,4 +1,4 @@
-"""vLLM in this process with the fake device: run by tests/unit/test_serving.py, in a process of its own.
+"""vLLM in this process with the fake device: run by tests/unit/test_vllm_plugin.py, in a process of its own.
 
 vLLM chooses its platform once per process, so the environment is set before it is imported.
 """
