@@ -9,6 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
+_FEW_ROWS = 16  # up to here reading the weight bounds a dot
 _MASKED = -1e30  # not -inf: a row that sees nothing must not become NaN
 
 
@@ -21,8 +22,22 @@ def _dot(x, weight):
     rows = x.shape[0]
     if rows == 1:
         x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 1, 0), (0, 0, 0)))
+    if rows <= _FEW_ROWS and weight.shape[0] % 2 == 0:
+        return _dot_weight_first(x, weight)[:rows]
     product = lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     return product[:rows]
+
+
+def _dot_weight_first(x, weight):
+    """The same with the weight as the left operand, which XLA:CPU reads as it lies; the right one it packs anew.
+
+    A batch of two halves keeps XLA from swapping the operands back. A third faster with a few rows.
+    """
+    halves = weight.reshape(2, -1, weight.shape[1])
+    product = lax.dot_general(
+        halves, jnp.broadcast_to(x, (2, *x.shape)), (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32
+    )
+    return product.reshape(weight.shape[0], -1).T
 
 
 def _linear(x, weight, bias=None):
@@ -48,47 +63,53 @@ def _kv_write(cache, new, slots):
     return lax.scatter(cache, where, _bits(new, cache), dims, mode=mode)
 
 
-def _gather_blocks(cache, tables, dtype):
-    """[R, M, K, S, D] of the cache [B, K, S, D], as ``dtype``; only the gathered rows are reinterpreted."""
-    blocks, heads, size, width = cache.shape
-    rows = jnp.take(cache.reshape(blocks, -1), tables.reshape(-1), axis=0, mode="clip")
-    return _bits(rows, jnp.zeros((), dtype)).reshape(*tables.shape, heads, size, width)
-
-
 def _paged_attention(q, k_cache, v_cache, tables, positions, scale):
-    keys, values = (_gather_blocks(cache, tables, q.dtype) for cache in (k_cache, v_cache))
     attend = _attend_blocks if positions.shape[1] == 1 else _attend_context
-    return attend(q * jnp.asarray(scale, q.dtype), keys, values, positions).reshape(q.shape)
+    return attend(q * jnp.asarray(scale, q.dtype), k_cache, v_cache, tables, positions).reshape(q.shape)
 
 
-def _attend_blocks(q, keys, values, positions):
-    """One query a sequence: batched over (R, M, K), so that no gathered block is transposed."""
-    rows, tables, heads, size, width = keys.shape
-    queries = jnp.broadcast_to(q.reshape(rows, 1, heads, -1, width), (rows, tables, heads, q.shape[1] // heads, width))
+def _take_rows(cache, rows, dtype):
+    """Rows of a cache [rows, …] as ``dtype``; only what is gathered is reinterpreted."""
+    return _bits(jnp.take(cache, rows.reshape(-1), axis=0, mode="clip"), jnp.zeros((), dtype))
+
+
+def _attend_blocks(q, k_cache, v_cache, tables, positions):
+    """One query a sequence: batched over (R, M, K), block by block as they lie in the cache."""
+    blocks, heads, size, width = k_cache.shape
+    rows, count = tables.shape
+    keys, values = (
+        _take_rows(cache.reshape(blocks, -1), tables, q.dtype).reshape(rows, count, heads, size, width)
+        for cache in (k_cache, v_cache)
+    )
+    queries = jnp.broadcast_to(q.reshape(rows, 1, heads, -1, width), (rows, count, heads, q.shape[1] // heads, width))
     scores = jnp.einsum("rmkgd,rmksd->rmkgs", queries, keys, preferred_element_type=jnp.float32)
-    index = lax.iota(jnp.int32, tables * size).reshape(1, tables, 1, 1, size)
+    index = lax.iota(jnp.int32, count * size).reshape(1, count, 1, 1, size)
     scores = jnp.where(index <= positions.reshape(rows, 1, 1, 1, 1), scores, _MASKED)
     weights = jnp.exp(scores - scores.max((1, 4), keepdims=True))
     out = jnp.einsum("rmkgs,rmksd->rmkgd", weights.astype(q.dtype), values, preferred_element_type=jnp.float32).sum(1)
     return (out / weights.sum((1, 4))[..., None]).astype(q.dtype)
 
 
-def _attend_context(q, keys, values, positions):
-    """Many queries a sequence: batched over (R, K) with the context in one piece."""
-    rows, tables, heads, size, width = keys.shape
-    tokens = positions.shape[1]
-    keys, values = (x.swapaxes(1, 2).reshape(rows, heads, tables * size, width) for x in (keys, values))
+def _attend_context(q, k_cache, v_cache, tables, positions):
+    """Many queries a sequence: batched over (R, K). Each head of each block is gathered as a row of its own, so the
+    context of a head comes in one piece without a transposition."""
+    blocks, heads, _, width = k_cache.shape
+    rows, tokens = positions.shape
+    head_rows = tables[:, None] * heads + lax.iota(jnp.int32, heads)[None, :, None]
+    keys, values = (
+        _take_rows(cache.reshape(blocks * heads, -1), head_rows, q.dtype).reshape(rows, heads, -1, width)
+        for cache in (k_cache, v_cache)
+    )
     queries = q.reshape(rows, tokens, heads, -1, width).transpose(0, 2, 3, 1, 4).reshape(rows, heads, -1, width)
     scores = jnp.einsum("rkqd,rkcd->rkqc", queries, keys, preferred_element_type=jnp.float32)
-    scores = scores.reshape(rows, heads, -1, tokens, tables * size)
-    index = lax.iota(jnp.int32, tables * size)
+    scores = scores.reshape(rows, heads, -1, tokens, keys.shape[2])
+    index = lax.iota(jnp.int32, keys.shape[2])
     scores = jnp.where(index <= positions[:, None, None, :, None], scores, _MASKED)
     weights = jnp.exp(scores - scores.max(-1, keepdims=True))
-    total = weights.sum(-1, keepdims=True)
-    flat = weights.astype(q.dtype).reshape(rows, heads, -1, tables * size)
+    flat = weights.astype(q.dtype).reshape(rows, heads, -1, keys.shape[2])
     out = jnp.einsum("rkqc,rkcd->rkqd", flat, values, preferred_element_type=jnp.float32)
-    out = (out.reshape(rows, heads, -1, tokens, width) / total).astype(q.dtype)
-    return out.transpose(0, 3, 1, 2, 4)
+    out = out.reshape(rows, heads, -1, tokens, width) / weights.sum(-1, keepdims=True)
+    return out.astype(q.dtype).transpose(0, 3, 1, 2, 4)
 
 
 RULES = {
