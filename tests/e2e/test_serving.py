@@ -1,7 +1,6 @@
 """Real bundles of a tiny model through vLLM: LLM and the OpenAI-compatible server, in processes of their own."""
 
 import contextlib
-import hashlib
 import json
 import os
 import random
@@ -16,8 +15,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import yaml
 from reference import TOLERANCE, differences
+from serving import compile_bundle, generate, tree
 
 pytest.importorskip("vllm")
 
@@ -38,16 +37,6 @@ NEURON = {
 }
 
 
-def compile_bundle(model, directory, ref, neuron=NEURON):
-    recipe = directory / f"{ref}.yaml"
-    recipe.write_text(
-        yaml.safe_dump({"model": str(model), "engine": ENGINE, "neuron_config": neuron, "compile": {"target": "cpu"}})
-    )
-    command = [sys.executable, "-c", "from neuron_aot.cli import main; main()", "compile", str(recipe)]
-    subprocess.run([*command, "--store", str(directory / "store"), "--ref", ref], check=True)
-    return f"{directory / 'store'}@{ref}"
-
-
 @pytest.fixture(scope="session")
 def model(tiny):
     return tiny("gqa")
@@ -56,36 +45,19 @@ def model(tiny):
 @pytest.fixture(scope="session")
 def served(tmp_path_factory, model):
     """(reference, model) of a bundle that returns logits."""
-    return compile_bundle(model, tmp_path_factory.mktemp("served"), "tiny"), str(model)
+    return compile_bundle(model, tmp_path_factory.mktemp("served"), "tiny", ENGINE, NEURON), str(model)
 
 
 @pytest.fixture(scope="session")
 def greedy(tmp_path_factory, model):
     """The same, with the argmax in the programs."""
     neuron = {**NEURON, "on_device_sampling_config": {"all_greedy": True}}
-    return compile_bundle(model, tmp_path_factory.mktemp("greedy"), "greedy", neuron), str(model)
+    return compile_bundle(model, tmp_path_factory.mktemp("greedy"), "greedy", ENGINE, neuron), str(model)
 
 
 def prompts_of(*lengths):
     rng = random.Random(0)
     return [[rng.randrange(256) for _ in range(length)] for length in lengths]
-
-
-def generate(reference, model, result, **job):
-    command = [sys.executable, str(HERE / "generate.py"), reference, model, str(result)]
-    done = subprocess.run(command, input=json.dumps(job), text=True, capture_output=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return json.loads(result.read_text())["rounds"]
-
-
-def tree(reference):
-    """Every file of a store with its digest, but for the locks of writers."""
-    root = Path(reference.partition("@")[0])
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in root.rglob("*")
-        if path.is_file() and path.relative_to(root).parts[0] != "locks"
-    }
 
 
 def test_greedy_tokens_are_those_of_transformers(served, tmp_path):
@@ -95,7 +67,7 @@ def test_greedy_tokens_are_those_of_transformers(served, tmp_path):
     # Together (mixed batches, segments), again (prefix cache hits), and alone.
     rounds = generate(
         reference, model, tmp_path / "result", prompts=prompts, max_tokens=48, rounds=["together", "together", "alone"]
-    )
+    )["rounds"]
     for tokens in rounds:
         assert all(len(sequence) == 48 for sequence in tokens)
         assert [d for d in differences(model, prompts, tokens) if d.deficit > TOLERANCE] == []
@@ -105,7 +77,9 @@ def test_greedy_tokens_are_those_of_transformers(served, tmp_path):
 def test_greedy_programs_give_the_same_tokens(greedy, tmp_path):
     reference, model = greedy
     prompts = prompts_of(5, 40, 130)
-    (tokens,) = generate(reference, model, tmp_path / "result", prompts=prompts, max_tokens=24, rounds=["together"])
+    (tokens,) = generate(reference, model, tmp_path / "result", prompts=prompts, max_tokens=24, rounds=["together"])[
+        "rounds"
+    ]
     assert [d for d in differences(model, prompts, tokens) if d.deficit > TOLERANCE] == []
 
 

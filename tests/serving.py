@@ -1,0 +1,62 @@
+"""Compiling bundles and running vLLM on them, each in processes of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from neuron_aot_runtime.contract.manifest import Program
+from neuron_aot_runtime.store import open_bundle
+
+
+def compile_bundle(model: Path | str, directory: Path, ref: str, engine: dict, neuron_config: dict) -> str:
+    """Compile a recipe for the cpu target into ``directory/store``; the bundle's reference."""
+    recipe = directory / f"{ref}.yaml"
+    content = {"model": str(model), "engine": engine, "neuron_config": neuron_config, "compile": {"target": "cpu"}}
+    recipe.write_text(yaml.safe_dump(content))
+    command = [sys.executable, "-c", "from neuron_aot.cli import main; main()", "compile", str(recipe)]
+    subprocess.run([*command, "--store", str(directory / "store"), "--ref", ref], check=True)
+    return f"{directory / 'store'}@{ref}"
+
+
+def generate(reference: str, model: Path | str, result: Path, *, timeout: int = 900, **job) -> dict:
+    """Run e2e/generate.py, which says what ``job`` and its result hold."""
+    command = [sys.executable, str(Path(__file__).parent / "e2e" / "generate.py"), reference, str(model), str(result)]
+    done = subprocess.run(command, input=json.dumps(job), text=True, capture_output=True, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return json.loads(result.read_text())
+
+
+def tree(reference: str) -> dict[str, str]:
+    """Every file of a store with its digest, but for the locks of writers."""
+    root = Path(reference.rpartition("@")[0])
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in root.rglob("*")
+        if path.is_file() and path.relative_to(root).parts[0] != "locks"
+    }
+
+
+def bucket_sweep(reference: str) -> list[list[int]]:
+    """Batches of prompt lengths that make the scheduler use every program of a bundle."""
+    manifest = open_bundle(reference).manifest
+    longest = manifest.serving.engine["max_num_batched_tokens"]
+    return [_batch(program, manifest.programs, longest) for program in manifest.programs]
+
+
+def _batch(program: Program, programs: tuple[Program, ...], longest: int) -> list[int]:
+    bucket = program.bucket
+    if program.phase == "decode":
+        smaller = [
+            item.bucket.context for item in programs if item.phase == "decode" and item.bucket.context < bucket.context
+        ]
+        return [max(smaller, default=0) + 2] * bucket.size
+    if bucket.context <= bucket.size:
+        return [bucket.size]
+    smaller = [item.bucket.context for item in programs if item.phase == "prefill" and item.bucket.size == bucket.size]
+    prior = max(context for context in smaller if context < bucket.context)
+    return [-(-prior // longest) * longest + bucket.size // 2 + 1]
