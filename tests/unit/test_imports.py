@@ -26,12 +26,13 @@ TOOLCHAIN_LAYERS = {
     "serving_command": set(),
     "keys": {"program"},
     "models": {"program"},
-    "lower": {"program"},
+    "lower": {"program", "targets"},
     "codegen": set(),
     "store": set(),
     "schedule": set(),
     "plan": {"program"},
     "program": set(),
+    "targets": set(),
     "recipe": set(),
 }
 RUNTIME_LAYERS = {
