@@ -58,3 +58,15 @@ def neuron_target(name: str) -> NeuronTarget:
     if name not in NEURON_TARGETS:
         raise UsageError(f"unknown target {name!r}", wanted=" | ".join(TARGETS), found=name)
     return NEURON_TARGETS[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOptions:
+    """What a user asks of the code generator: logical core size (None: the target's default) and extra flags.
+
+    ``timeout``: seconds for one compile, None for no limit; no artifact depends on it.
+    """
+
+    lnc: int | None = None
+    flags: tuple[str, ...] = ()
+    timeout: int | None = None

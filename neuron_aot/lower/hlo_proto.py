@@ -43,11 +43,12 @@ _MESSAGES = {
     },
     "Instruction": {
         "name": (1, _STR), "opcode": (2, _STR), "shape": (3, "Shape"), "metadata": (7, "Metadata"),
-        "literal": (8, "Literal"), "parameter_number": (9, _I64), "window": (15, "Window"),
+        "literal": (8, "Literal"), "parameter_number": (9, _I64), "dimensions": (14, _I64, _MANY),
+        "window": (15, "Window"),
         "custom_call_target": (28, _STR), "gather_dimension_numbers": (33, "GatherDims"), "id": (35, _I64),
         "operand_ids": (36, _I64, _MANY), "called_computation_ids": (38, _I64, _MANY), "backend_config": (43, _BYTES),
         "scatter_dimension_numbers": (48, "ScatterDims"), "replica_groups": (49, "ReplicaGroup", _MANY),
-        "frontend_attributes": (68, "Frontend"), "rng_algorithm": (70, _INT), "dot_dimension_numbers": (30, "DotDims"),
+        "frontend_attributes": (68, "Frontend"), "rng_algorithm": (70, _INT),
     },
     "Shape": {
         "element_type": (2, _INT), "dimensions": (3, _I64, _MANY), "tuple_shapes": (4, "Shape", _MANY),
@@ -56,14 +57,13 @@ _MESSAGES = {
     "Metadata": {
         "op_type": (1, _STR), "op_name": (2, _STR), "source_file": (3, _STR), "source_line": (4, _INT),
     },
-    "Literal": {"shape": (1, "Shape"), "s32s": (4, _INT, _MANY), "u64s": (7, _U64, _MANY)},
+    "Literal": {"u64s": (7, _U64, _MANY)},
     "Window": {"dimensions": (1, "WindowDimension", _MANY)},
     "WindowDimension": {
         "size": (1, _I64), "stride": (2, _I64), "window_dilation": (5, _I64), "base_dilation": (6, _I64),
     },
     "GatherDims": {"start_index_map": (3, _I64, _MANY)},
     "ScatterDims": {"scatter_dims_to_operand_dims": (3, _I64, _MANY)},
-    "DotDims": {"lhs_contracting_dimensions": (1, _I64, _MANY)},
     "ReplicaGroup": {"replica_ids": (1, _I64, _MANY)},
     "Frontend": {"map": (1, "FrontendEntry", _MANY)},
     "FrontendEntry": {"key": (1, _STR), "value": (2, _STR)},
