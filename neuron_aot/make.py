@@ -6,9 +6,10 @@ import resource
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neuron_aot_runtime.contract.errors import CompileError
 from neuron_aot_runtime.contract.layout import blob_path
@@ -17,11 +18,13 @@ from neuron_aot_runtime.store import FailureRecord, ProgramRecord, Provenance, R
 
 from . import __version__, codegen, keys, lower, models
 from .codegen import CodeGenerator, CompilerError
-from .lower.preflight import Violation, check_hlo, violations_error
 from .program import LoweredProgram, ProgramPlan
 from .store import LocalStore, open_store
 from .store.local import Stored
 from .targets import CPU, CompileOptions, neuron_target
+
+if TYPE_CHECKING:
+    from .lower.preflight import Violation
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Toolchain:
 
         Raises RecipeError, LoweringError, UsageError for a target that is not Neuron.
         """
+        from .lower.preflight import check_hlo
+
         target = neuron_target(plan.model.target)
         if hlo is not None and not check_hlo(hlo, target, program=plan.name):
             return []
@@ -67,7 +72,7 @@ class Job:
     lowering: dict
     store: str
     toolchain: Toolchain
-    options: CompileOptions = CompileOptions()
+    options: CompileOptions = field(default_factory=CompileOptions)
     retry_failed: bool = False
 
 
@@ -106,6 +111,8 @@ def make_program(job: Job, note: Callable[[str], None]) -> Made:
             if compiled:
                 _refuse_known_failure(store, key, job)
                 if generator.target != CPU and (violations := job.toolchain.preflight(job.plan, lowered.hlo)):
+                    from .lower.preflight import violations_error
+
                     raise violations_error(violations, generator.target)
                 note("generating")
                 stored = _generate(store, generator, lowered, key, lower_ms)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from neuron_aot_runtime.contract.errors import NeuronAotError
 
-from .lower.preflight import Violation
 from .make import Toolchain
 from .pipeline import plan_shapes
 from .program import ProgramPlan
@@ -14,10 +14,13 @@ from .recipe import Recipe
 from .schedule.local import Finished, run_tasks
 from .targets import neuron_target
 
-Checked = tuple[str, list[Violation], NeuronAotError | None]
+if TYPE_CHECKING:
+    from .lower.preflight import Violation
 
 
-def preflight_recipe(recipe: Recipe, toolchain: Toolchain, *, jobs: int) -> Iterator[Checked]:
+def preflight_recipe(
+    recipe: Recipe, toolchain: Toolchain, *, jobs: int
+) -> Iterator[tuple[str, list[Violation], NeuronAotError | None]]:
     """(program, violations, why it could not be checked or None) of every program, as they are done.
 
     Neither a compiler nor a store is needed, and the model may be larger than the device. Raises RecipeError, UsageError.

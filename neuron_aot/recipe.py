@@ -21,7 +21,7 @@ import difflib
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class Recipe:
     model_config: Mapping[str, Any]
     serving: ServingConfig
     target: str
-    options: CompileOptions = CompileOptions()
+    options: CompileOptions = field(default_factory=CompileOptions)
     blocks_given: bool = True
 
 

@@ -33,10 +33,15 @@ def run_compiler(command: Sequence[str], *, folder: Path, output: Path, timeout:
     started = time.monotonic()
     with open(output, "wb") as sink:
         process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True,
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
             # A killed worker must not leave an hour's compile behind.
-            preexec_fn=_die_with_parent,
-        )  # fmt: skip
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 (it only calls prctl)
+        )
     peak = sampled = 0
     timed_out = False
     try:

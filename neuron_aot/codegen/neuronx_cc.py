@@ -145,6 +145,7 @@ def _version_of(path: str, key: str) -> str:
             text=True,
             timeout=_VERSION_TIMEOUT_SECONDS,
             stdin=subprocess.DEVNULL,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CompileError(f"{PROGRAM} cannot be asked for its version", found=str(error)) from error

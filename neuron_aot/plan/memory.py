@@ -75,11 +75,11 @@ def check_budget(budget: MemoryBudget, serving: ServingConfig, *, min_kv_gib: Fr
 
 def budget_lines(budget: MemoryBudget) -> list[str]:
     """The budget in words, a line each."""
+    blocks = f"{budget.num_blocks} blocks of {budget.block_bytes} bytes"
     return [
         f"device memory      {_gb(budget.device_bytes)} per logical core, budget {_gb(budget.budget_bytes)}",
         f"weights            {_gb(budget.weights_bytes)} per rank",
-        f"KV cache           {_gb(budget.kv_bytes)} per rank: {budget.num_blocks} blocks of {budget.block_bytes} bytes, "
-        f"by {budget.sized_by}",
+        f"KV cache           {_gb(budget.kv_bytes)} per rank: {blocks}, by {budget.sized_by}",
         f"left for programs  {_gb(budget.left_bytes)}",
     ]
 

@@ -50,7 +50,7 @@ RUNTIME_LAYERS = {
     "batch": {"contract"},
     "loader": {"contract"},
     "settings": {"contract"},
-    "device": {"contract"},
+    "device": {"contract", "settings"},
     "contract": set(),
 }
 

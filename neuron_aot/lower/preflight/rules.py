@@ -18,7 +18,20 @@ from .operators import BLOCK_SCALED_DOT, CUSTOM_CALLS, NATIVE_KERNEL, OPCODES, Q
 MX_BLOCK = 32
 _FLOATS = ("f16", "bf16", "f32", "f64")
 _FNUZ = ("f8e4m3fnuz", "f8e4m3b11fnuz", "f8e5m2fnuz")
-_ELEMENTWISE = ["add", "subtract", "multiply", "divide", "maximum", "minimum", "and", "power", "atan2", "shift-right-logical", "shift-right-arithmetic", "compare"]
+_ELEMENTWISE = [
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+    "maximum",
+    "minimum",
+    "and",
+    "power",
+    "atan2",
+    "shift-right-logical",
+    "shift-right-arithmetic",
+    "compare",
+]
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,23 @@ def read_header(path: Path) -> NeffHeader:
         raw = file.read(HEADER_SIZE)
     if len(raw) < HEADER_SIZE:
         raise _not_a_neff(path, f"a header of {HEADER_SIZE} bytes", f"{len(raw)} bytes in all")
-    (package, header_size, data_size, major, minor, build, cores, digest, uuid, name, requested, _, bits, core_size, _) = (
-        _HEADER.unpack(raw)
-    )
+    (
+        package,
+        header_size,
+        data_size,
+        major,
+        minor,
+        build,
+        cores,
+        digest,
+        uuid,
+        name,
+        requested,
+        _,
+        bits,
+        core_size,
+        _,
+    ) = _HEADER.unpack(raw)
     if header_size != HEADER_SIZE or not 1 <= package <= 99 or major > 99:
         raise _not_a_neff(path, f"a header of {HEADER_SIZE} bytes", f"something that starts with {raw[:16].hex()}")
     if size != header_size + data_size:
