@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+#: Becomes the compiler after asking to end with its parent: a killed worker must not leave an hour's compile behind.
+#: A program of its own, because a worker that has lowered has JAX's threads and must not fork.
+_LAUNCH = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
 _POLL_SECONDS = 0.05
 _SAMPLE_SECONDS = 0.5
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_libc = ctypes.CDLL(None)  # before a fork: the child may only call it
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,12 @@ def run_compiler(command: Sequence[str], *, folder: Path, output: Path, timeout:
     started = time.monotonic()
     with open(output, "wb") as sink:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-I", "-c", _LAUNCH, *command],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
             start_new_session=True,
-            # A killed worker must not leave an hour's compile behind.
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 (it only calls prctl)
         )
     peak = sampled = 0
     timed_out = False
@@ -63,10 +62,6 @@ def run_compiler(command: Sequence[str], *, folder: Path, output: Path, timeout:
     _kill(process.pid)  # what it started and left behind
     peak_mb = max(peak >> 20, usage.ru_maxrss >> 10)
     return Ended(code=process.returncode, peak_mb=peak_mb, seconds=now, timed_out=timed_out)
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _kill(group: int) -> None:
