@@ -1,7 +1,7 @@
 """A ``neuronx-cc`` for tests: its command line, its refusals, its file format; the code it makes is XLA:CPU's.
 
 Told how to behave by the JSON file that NEURON_SIMULATOR names: {"version": …, "faults": {tag: fault}}. A tag is what
-the program takes: ``decode_2x8`` (rows x table width) or ``prefill_16x2``; ``*`` is any. Faults:
+the program takes: ``decode_2x8`` (rows x table width), ``prefill_16x2`` or ``ids_4``; ``*`` is any. Faults:
 
     slow:SECONDS   kill   terminate   oom   empty   truncated   garbage   wrong-lnc   names   unnamed   crash
     NCC_CODE (fails with it)
@@ -142,7 +142,7 @@ def refuse(text: str, target: str) -> None:
     """The documented rules, as far as they can be read off the text."""
     opcodes = set(re.findall(r"= (?:\([^=]*?\)|\S+) ([a-z][a-z-]*)\(", text))
     if bad := opcodes & set(REFUSED_OPERATORS):
-        raise Refused("NCC_EVRF001", f"Operator {sorted(bad)[0]} is not supported.")
+        raise Refused("NCC_EVRF001", f"Operator {min(bad)} is not supported.")
     if re.search(r"\bc(64|128)\[", text):
         raise Refused("NCC_EVRF004", "Complex data types are not supported")
     if re.search(r"\[[^\]]*<=", text.partition("\n")[2]):
@@ -190,7 +190,7 @@ def tag_of(signature: dict) -> str:
         return "decode_{}x{}".format(*shapes["block_tables"])
     if "block_table" in shapes:
         return f"prefill_{shapes['token_ids'][0]}x{shapes['block_table'][0]}"
-    return "other"
+    return f"ids_{shapes['ids'][0]}" if "ids" in shapes else "other"
 
 
 def build(computation) -> bytes:
