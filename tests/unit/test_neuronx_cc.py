@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from fake_toolchain import fake_family, fake_lowering_identity, write_recipe
@@ -275,7 +276,7 @@ def test_one_refused_program_is_remembered_and_the_others_are_kept(simulator, tm
     first = fails()
     assert "1 of 4 programs failed" in first and "decode_b1_c256" in first and "NCC_EVRF009" in first
     log = first.partition("log: ")[2].split()[0]
-    assert "told to refuse" in open(log).read()
+    assert "told to refuse" in Path(log).read_text()
     assert sorted(simulator.runs) == sorted(TAGS.values())
     assert set(make_plan(recipe, store, TOOLCHAIN).found) == set(TAGS) - {"decode_b1_c256"}
 
