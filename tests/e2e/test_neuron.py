@@ -22,7 +22,7 @@ ENGINE = {
 NEURON = {"num_batched_tokens_buckets": [32], "num_seqs_buckets": [2]}
 
 
-def neuron_aot(*arguments, check=True, **environment):
+def neuron_aot(*arguments, check=True):
     command = [sys.executable, "-c", "from neuron_aot.cli import main; main()", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0 or not check, done.stdout + done.stderr
@@ -73,7 +73,8 @@ def test_the_commands_on_a_neuron_bundle(simulator, tiny, tmp_path):
     found = json.loads(neuron_aot("inspect", f"{store}@x#decode_b2_c256", "--json").stdout)
     assert found["artifact"]["format"] == "neff" and found["artifact"]["subgraphs"] == ["sg00"]
     assert found["hlo"]["aliases"] == 6 and found["hlo"]["operators"]["dot"] == 19
-    neuron_aot("verify", f"{store}@x")
+    verified = neuron_aot("verify", f"{store}@x", "--execute", "--recompute")
+    assert "ok" in verified.stdout
 
     report = tmp_path / "report"
     neuron_aot("reproduce", f"{store}@x#decode_b2_c256", report)

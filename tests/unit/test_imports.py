@@ -28,7 +28,7 @@ TOOLCHAIN_LAYERS = {
     "pipeline": {"make", "keys", "plan", "program", "recipe", "schedule", "settings", "store", "targets"},
     "make": {"codegen", "keys", "lower", "models", "program", "store", "targets"},
     "execute": {"models", "program"},
-    "verify": {"execute", "keys", "make", "program", "schedule", "store"},
+    "verify": {"execute", "inspect", "keys", "make", "program", "schedule", "store", "targets"},
     "serving_command": set(),
     "keys": {"program"},
     "models": {"program"},
