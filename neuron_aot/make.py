@@ -48,7 +48,7 @@ class Toolchain:
         from .lower.preflight import check_hlo
 
         target = neuron_target(plan.model.target)
-        if hlo is not None and not check_hlo(hlo, target, program=plan.name):
+        if not check_hlo(hlo or self._lower(plan).hlo, target, program=plan.name):
             return []
         lowered = self._lower(plan, origins=True)  # costs a second conversion, so only when there is a line to tell
         return check_hlo(lowered.hlo, target, program=plan.name, origins=lowered.origins)

@@ -110,3 +110,16 @@ def test_a_refusal_of_the_compiler_reaches_the_command_line(simulator, tiny, tmp
     assert done.returncode == 8 and "NCC_EXTP004: the program has too many instructions" in done.stderr
     assert "take a smaller bucket" in done.stderr and "log: " in done.stderr and "Traceback" not in done.stderr
     assert len(list((tmp_path / "s" / "programs").iterdir())) == 2
+
+
+def test_smollm2_through_vllm_gives_the_tokens_of_the_cpu_target(simulator, smollm2, tmp_path):
+    engine = {"max_model_len": 256, "max_num_batched_tokens": 128, "max_num_seqs": 4, "block_size": 32}
+    recipe = write_recipe(tmp_path, smollm2, **engine, num_gpu_blocks_override=34)
+    document = yaml.safe_load(recipe.read_text())
+    document["neuron_config"] = {"num_batched_tokens_buckets": [128], "num_seqs_buckets": [4]}
+    recipe.write_text(yaml.safe_dump(document))
+    found = []
+    for target in ("trn2", "cpu"):
+        neuron_aot("compile", recipe, "--target", target, "--store", tmp_path / "s", "--ref", target, "--jobs", "1")
+        found.append(generate(f"{tmp_path / 's'}@{target}", smollm2, tmp_path / target, prompts_of(5, 40, 140), 32))
+    assert found[0] == found[1] and all(len(tokens) == 32 for tokens in found[0])
