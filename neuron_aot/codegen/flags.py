@@ -24,6 +24,8 @@ _OURS = {
     "--logfile": "neuron-aot keeps each program's log",
     "--framework": "the input is XLA's",
     "--target": "it belongs in compile.target of the recipe, or --target of neuron-aot",
+    "--cache_dir": "it is an option of another front end; neuron-aot compiles into --store",
+    "--retry_failed_compilation": "it is an option of another front end; neuron-aot has --retry-failed",
 }
 #: Decide what the compiler says, not what it makes.
 _TALK = ("--verbose", "--logfile-verbose")

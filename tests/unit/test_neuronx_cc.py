@@ -67,6 +67,8 @@ def test_meaning_of_flags_matters():
         ({"environment": "--lnc 1", "lnc": 2}, "disagree about --logical-nc-config"),
         ({"environment": "--target trn1"}, "--target cannot be a compiler flag"),
         ({"recipe": ("--output", "x")}, "--output cannot be a compiler flag"),
+        ({"environment": "--cache_dir=/x"}, "neuron-aot compiles into --store"),
+        ({"environment": "--retry_failed_compilation"}, "--retry-failed"),
         ({"environment": "model.pb"}, "must start with a dash"),
         ({"environment": "--x 'y"}, "cannot be split"),
         ({"environment": "--lnc many"}, "wants a number"),

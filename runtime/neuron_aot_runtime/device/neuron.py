@@ -8,6 +8,7 @@ outputs are read back.
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ class NeuronDevice:
         self._params: dict[str, object] = {}
         self._states: dict[str, object] = {}
         self._shared: dict[tuple, object] = {}
+        self._bound: dict[str, tuple[dict, dict]] = {}
+        # Programs are loaded by another thread while this one executes; nrtpy promises nothing about that.
+        self._lock = threading.Lock()
 
     def check(self, requires: Mapping[str, str]) -> None:
         differences = []
@@ -82,6 +86,10 @@ class NeuronDevice:
                 found=str(header.core_size),
                 next_command="build the bundle again with `neuron-aot compile`",
             )
+        with self._lock:
+            self._load(manifest, program, artifact)
+
+    def _load(self, manifest: Manifest, program: Program, artifact: Path) -> None:
         nrtpy = self._open()
         with _nrt_errors(f"loading {program.name}"):
             model = nrtpy.NrtpyModel.load_from_neff(
@@ -108,24 +116,32 @@ class NeuronDevice:
         if array.shape != spec.shape or array.dtype != _dtype(spec.dtype):
             raise ValueError(f"{spec.name}: wanted {spec.dtype} {spec.shape}, found {array.dtype} {array.shape}")
         self._params[spec.name] = self._place(spec.name, array)
+        self._bound.clear()
 
     def allocate_states(self, specs: Sequence[TensorSpec]) -> None:
         for spec in specs:
             self._states[spec.name] = self._place(spec.name, np.zeros(spec.shape, _dtype(spec.dtype)))
+        self._bound.clear()
 
     def execute(self, name: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         loaded = self._programs[name]
-        tensors = self._params | self._states | loaded.inputs
-        with _nrt_errors(f"running {name}"):
+        arguments, results = self._bound.get(name) or self._bind_tensors(loaded)
+        with self._lock, _nrt_errors(f"running {name}"):
             for input_name, tensor in loaded.inputs.items():
                 tensor.write_from_numpy(np.ascontiguousarray(inputs[input_name]))
-            loaded.model(
-                inputs={bound: tensors[spec] for spec, bound in loaded.arguments.items()},
-                outputs={
-                    bound: loaded.outputs.get(spec) or self._states[spec] for spec, bound in loaded.results.items()
-                },
-            )
+            loaded.model(inputs=arguments, outputs=results)
             return {spec.name: _as(loaded.outputs[spec.name].numpy(), spec) for spec in loaded.program.outputs}
+
+    def _bind_tensors(self, loaded: _Loaded) -> tuple[dict, dict]:
+        """The tensors of every call of a program, by their names in the NEFF; they stay the same."""
+        given = self._params | self._states | loaded.inputs
+        taken = self._states | loaded.outputs
+        bound = (
+            {name: given[spec] for spec, name in loaded.arguments.items()},
+            {name: taken[spec] for spec, name in loaded.results.items()},
+        )
+        self._bound[loaded.program.name] = bound
+        return bound
 
     def read_state(self, name: str) -> np.ndarray:
         """A copy of one KV state; for checks, never on the per-step path."""
@@ -133,7 +149,7 @@ class NeuronDevice:
             return np.array(self._states[name].numpy())
 
     def close(self) -> None:
-        for held in (self._programs, self._params, self._states, self._shared):
+        for held in (self._programs, self._params, self._states, self._shared, self._bound):
             held.clear()
         if self._nrtpy is not None:
             self._nrtpy.reset()
