@@ -32,7 +32,7 @@ _TALK = ("--verbose", "--logfile-verbose")
 #: Options of the documented command line without a value; an unknown one has a value when a word follows it.
 _SWITCHES = (
     "--enable-fast-loading-neuron-binaries", "--enable-mixed-precision-accumulation", "--enable-saturate-infinity",
-    "--disable-mixed-precision-accumulation", "--enable-fast-context-switch", "--enable-internal-neff-wrapper",
+    "--disable-mixed-precision-accumulation", "--enable-fast-context-switch",
 )  # fmt: skip
 
 

@@ -70,6 +70,9 @@ def test_the_commands_on_a_neuron_bundle(simulator, tiny, tmp_path):
     assert checked["ok"] and len(checked["programs"]) == 3 and not simulator.runs
 
     neuron_aot("compile", recipe, "--store", store, "--ref", "x")
+    again = neuron_aot("compile", recipe, "--store", store, "--ref", "x", "--jobs", "1")
+    assert "0 compiled" in again.stderr and len(simulator.runs) == 3  # nor was it asked for its version again
+    assert "left for programs" in neuron_aot("show", f"{store}@x").stdout
     found = json.loads(neuron_aot("inspect", f"{store}@x#decode_b2_c256", "--json").stdout)
     assert found["artifact"]["format"] == "neff" and found["artifact"]["subgraphs"] == ["sg00"]
     assert found["hlo"]["aliases"] == 6 and found["hlo"]["operators"]["dot"] == 19

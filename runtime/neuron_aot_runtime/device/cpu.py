@@ -120,9 +120,11 @@ class CpuDevice:
     def read_state(self, name: str) -> np.ndarray:
         """A copy of one KV state, in its stored dtype; for checks, never on the per-step path."""
         state = self._states[name]
-        if state.dtype != ml_dtypes.bfloat16:
+        try:
             return np.array(memoryview(state))
-        import torch  # bfloat16 has no buffer protocol
+        except BufferError:
+            pass  # bfloat16 has no buffer protocol
+        import torch
         from jaxlib import _jax
 
         bits = torch.from_dlpack(_jax.buffer_to_dlpack_managed_tensor(state)).view(torch.uint16)
