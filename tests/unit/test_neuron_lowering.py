@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -137,3 +141,24 @@ def test_each_instruction_leads_to_its_model_line_and_the_module_stays_the_same(
     assert "kv_write" in lines["scatter"] and "llama.py" in lines["scatter"]
     told = [item for item in entry.instructions if item.opcode not in ("parameter", "constant", "tuple", "broadcast")]
     assert all(item.id in traced.origins for item in told)
+
+
+SCRIPT = """
+import hashlib
+from toy import program_plan
+from neuron_aot.make import default_toolchain
+plan = program_plan("decode", 2, 64, dtype="bfloat16", greedy=True, target="trn2")
+print(hashlib.sha256(default_toolchain().lower_plan(plan).hlo).hexdigest())
+"""
+
+
+def test_the_named_module_has_the_same_bytes_in_every_process(tmp_path):
+    found = []
+    for seed in ("1", "77"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        found.append(done.stdout.split()[-1])
+    plan = program_plan("decode", 2, 64, dtype="bfloat16", greedy=True, target="trn2")
+    assert found[0] == found[1] == hashlib.sha256(lowered(plan).hlo).hexdigest()
