@@ -7,14 +7,13 @@ import json
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
+from serving import generate
 
 pytest.importorskip("vllm")
 
-HERE = Path(__file__).parent
 ENGINE = {
     "dtype": "float32", "max_model_len": 256, "max_num_batched_tokens": 32, "max_num_seqs": 2, "block_size": 16,
     "num_gpu_blocks_override": 40,
@@ -36,12 +35,8 @@ def write_recipe(folder, model, **engine):
     return recipe
 
 
-def generate(reference, model, result, prompts, count):
-    command = [sys.executable, str(HERE / "generate.py"), reference, str(model), str(result)]
-    job = {"prompts": prompts, "max_tokens": count, "rounds": ["together"]}
-    done = subprocess.run(command, input=json.dumps(job), text=True, capture_output=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return json.loads(result.read_text())["rounds"][0]
+def tokens_of(reference, model, result, prompts, count):
+    return generate(reference, model, result, prompts=prompts, max_tokens=count, rounds=["together"])["rounds"][0]
 
 
 def prompts_of(*lengths):
@@ -56,7 +51,7 @@ def test_tokens_through_vllm_are_those_of_the_cpu_target(simulator, tiny, tmp_pa
         neuron_aot("compile", recipe, "--target", target, "--store", store, "--ref", target)
     prompts = prompts_of(3, 31, 33, 100, 150)
     neuron, cpu = (
-        generate(f"{store}@{target}", model, tmp_path / target, prompts, 24) for target in ("trn2", "cpu")
+        tokens_of(f"{store}@{target}", model, tmp_path / target, prompts, 24) for target in ("trn2", "cpu")
     )
     assert neuron == cpu and all(len(tokens) == 24 for tokens in neuron)
 
@@ -124,5 +119,5 @@ def test_smollm2_through_vllm_gives_the_tokens_of_the_cpu_target(simulator, smol
     found = []
     for target in ("trn2", "cpu"):
         neuron_aot("compile", recipe, "--target", target, "--store", tmp_path / "s", "--ref", target, "--jobs", "1")
-        found.append(generate(f"{tmp_path / 's'}@{target}", smollm2, tmp_path / target, prompts_of(5, 40, 140), 32))
+        found.append(tokens_of(f"{tmp_path / 's'}@{target}", smollm2, tmp_path / target, prompts_of(5, 40, 140), 32))
     assert found[0] == found[1] and all(len(tokens) == 32 for tokens in found[0])
