@@ -10,7 +10,7 @@ MODEL  := models/SmolLM2-135M-Instruct
 # What the environment must not hold; see the head of requirements.lock.
 EXCLUDED := triton torchvision torchaudio torchcodec
 
-.PHONY: install demo test test-unit test-e2e lint bench lock clean
+.PHONY: install demo test test-unit test-e2e test-device lint bench lock clean
 
 install: $(STAMP)
 
@@ -41,6 +41,10 @@ test-unit: $(STAMP)
 
 test-e2e: $(STAMP)
 	$(BIN)/python -m pytest -m e2e
+
+# On a host with a Neuron device, its driver, nrtpy and neuronx-cc: the first thing to run there.
+test-device: $(STAMP)
+	$(BIN)/python -m pytest -m device -rs tests/device
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

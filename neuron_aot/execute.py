@@ -88,8 +88,9 @@ class ProgramChecker:
         self._device.close()
 
     def _read_state(self, spec: TensorSpec) -> torch.Tensor:
-        state = torch.from_numpy(self._device.read_state(spec.name))
-        return state.view(self._kv_dtype) if spec.dtype == "uint16" else state
+        state = self._device.read_state(spec.name)
+        bits = state.view(np.uint16) if state.dtype.itemsize == 2 else state
+        return torch.from_numpy(bits).view(self._kv_dtype)
 
     def _random_param(self, spec: TensorSpec) -> torch.Tensor:
         """Small random matrices and ones-like vectors: activations keep their size through any number of layers."""

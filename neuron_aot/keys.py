@@ -49,16 +49,16 @@ def program_key(
     *,
     target: str,
     code_generator: Mapping[str, str],
-    logical_core_size: int = 1,
     kernel_sources: Mapping[str, str] | None = None,
 ) -> str:
-    """The key of the work itself. ``kernel_sources``: digest of each hand-written kernel that the HLO calls."""
+    """The key of the work itself. ``code_generator``: its identity; a logical core size is part of that.
+
+    ``kernel_sources``: digest of each hand-written kernel that the HLO calls."""
     return _hex(
         {
             "schema": PROGRAM_SCHEMA,
             "hlo": digest_bytes(lowered.hlo),
             "target": target,
-            "logical_core_size": logical_core_size,
             "code_generator": dict(code_generator),
             "kernel_sources": dict(kernel_sources or {}),
         }

@@ -6,19 +6,25 @@ import resource
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neuron_aot_runtime.contract.errors import CompileError
+from neuron_aot_runtime.contract.layout import blob_path
 from neuron_aot_runtime.contract.manifest import Artifact
-from neuron_aot_runtime.store import ProgramRecord, Provenance, RequestRecord
+from neuron_aot_runtime.store import FailureRecord, ProgramRecord, Provenance, RequestRecord
 
 from . import __version__, codegen, keys, lower, models
-from .codegen import CodeGenerator
+from .codegen import CodeGenerator, CompilerError
 from .program import LoweredProgram, ProgramPlan
 from .store import LocalStore, open_store
 from .store.local import Stored
+from .targets import CPU, CompileOptions, neuron_target
+
+if TYPE_CHECKING:
+    from .lower.preflight import Violation
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,24 @@ class Toolchain:
 
     def lower_plan(self, plan: ProgramPlan) -> LoweredProgram:
         """One program's HLO. Raises RecipeError, LoweringError."""
+        return self._lower(plan)
+
+    def preflight(self, plan: ProgramPlan, hlo: bytes | None = None) -> list[Violation]:
+        """What a Neuron compiler would refuse in one program; ``hlo`` is its module when that is known already.
+
+        Raises RecipeError, LoweringError, UsageError for a target that is not Neuron.
+        """
+        from .lower.preflight import check_hlo
+
+        target = neuron_target(plan.model.target)
+        if not check_hlo(hlo or self._lower(plan).hlo, target, program=plan.name):
+            return []
+        lowered = self._lower(plan, origins=True)  # costs a second conversion, so only when there is a line to tell
+        return check_hlo(lowered.hlo, target, program=plan.name, origins=lowered.origins)
+
+    def _lower(self, plan: ProgramPlan, **options) -> LoweredProgram:
         family = self.family(plan.model.architecture)
-        return self.lower(plan, family.program(plan), family.layout(plan.model))
+        return self.lower(plan, family.program(plan), family.layout(plan.model), **options)
 
 
 def default_toolchain() -> Toolchain:
@@ -43,13 +65,15 @@ def default_toolchain() -> Toolchain:
 
 @dataclass(frozen=True)
 class Job:
-    """One program to make."""
+    """One program to make. ``retry_failed``: also when its compiler is known to refuse it."""
 
     plan: ProgramPlan
     request_key: str
     lowering: dict
     store: str
     toolchain: Toolchain
+    options: CompileOptions = field(default_factory=CompileOptions)
+    retry_failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,12 +103,17 @@ def make_program(job: Job, note: Callable[[str], None]) -> Made:
         started = time.monotonic()
         lowered = job.toolchain.lower_plan(job.plan)
         lower_ms = _ms_since(started)
-        generator = job.toolchain.code_generator(job.plan.model.target)
+        generator = job.toolchain.code_generator(job.plan.model.target, job.options)
         key = keys.program_key(lowered, target=generator.target, code_generator=generator.identity())
         with store.lock(key, lambda: note("waiting")):
             record = store.program(key)
             compiled = record is None or not store.is_whole(record.artifact)
             if compiled:
+                _refuse_known_failure(store, key, job)
+                if generator.target != CPU and (violations := job.toolchain.preflight(job.plan, lowered.hlo)):
+                    from .lower.preflight import violations_error
+
+                    raise violations_error(violations, generator.target)
                 note("generating")
                 stored = _generate(store, generator, lowered, key, lower_ms)
             else:
@@ -105,7 +134,10 @@ def _generate(store: LocalStore, generator: CodeGenerator, lowered: LoweredProgr
     started = time.monotonic()
     with store.scratch() as directory:
         artifact = directory / "artifact"
-        generator.generate(lowered.hlo, artifact)
+        try:
+            further = generator.generate(lowered.hlo, artifact) or {}
+        except CompilerError as error:
+            raise _keep_failure(store, key, error) from error
         # A compiler that says "done" and wrote nothing has failed.
         if not artifact.is_file() or artifact.stat().st_size == 0:
             raise CompileError(
@@ -113,21 +145,72 @@ def _generate(store: LocalStore, generator: CodeGenerator, lowered: LoweredProgr
                 next_command="run the same command again; report it to the compiler's makers if it persists",
             )
         generate_ms = _ms_since(started)
-        digest, size = store.put_blob(artifact)
+        attachments = {name: _blob(store, path, name) for name, path in further.items()}
+        stored = _blob(store, artifact, generator.artifact_format)
     record = ProgramRecord(
         program_key=key,
-        artifact=Artifact(format=generator.artifact_format, digest=digest, size=size),
+        artifact=stored,
         target=generator.target,
         code_generator=generator.identity(),
         provenance=Provenance(
-            built_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            built_at=_now(),
             lower_ms=lower_ms,
             generate_ms=generate_ms,
             peak_memory_mb=_peak_memory_mb(),
             versions={"neuron-aot": __version__, **keys.library_versions()},
         ),
+        attachments=attachments,
     )
-    return store.put_program(record)
+    placed = store.put_program(record)
+    store.drop_failure(key)
+    return placed
+
+
+def _blob(store: LocalStore, path: Path, kind: str) -> Artifact:
+    digest, size = store.put_blob(path)
+    return Artifact(format=kind, digest=digest, size=size)
+
+
+def _keep_failure(store: LocalStore, key: str, error: CompilerError) -> CompileError:
+    """The error with its log kept in the store; a failure that would repeat is remembered there."""
+    log = _blob(store, error.log, "log") if error.log is not None else None
+    if error.remember:
+        store.put_failure(
+            FailureRecord(
+                program_key=key,
+                code=error.code or "",
+                message=error.message,
+                found=error.found,
+                next_command=error.next_command,
+                log=log,
+                failed_at=_now(),
+            )
+        )
+    return CompileError(
+        error.message,
+        found=error.found,
+        details=[*error.details, *_where(store, log)],
+        next_command=error.next_command,
+    )
+
+
+def _refuse_known_failure(store: LocalStore, key: str, job: Job) -> None:
+    known = store.failure(key)
+    if known is not None and not job.retry_failed:
+        raise CompileError(
+            f"{known.message} (remembered from {known.failed_at}; the compiler was not started)",
+            found=known.found,
+            details=_where(store, known.log),
+            next_command=f"{known.next_command}; or run again with --retry-failed",
+        )
+
+
+def _where(store: LocalStore, log: Artifact | None) -> list[str]:
+    return [] if log is None else [f"log: {store.root / blob_path(log.digest)}"]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _ms_since(started: float) -> int:

@@ -8,30 +8,39 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from neuron_aot_runtime.contract.errors import NeuronAotError
 from neuron_aot_runtime.contract.facts import read_facts
 from neuron_aot_runtime.contract.layout import ref_path
-from neuron_aot_runtime.contract.manifest import Manifest, Program
+from neuron_aot_runtime.contract.manifest import Manifest, MemoryBudget, Program
 from neuron_aot_runtime.store import ProgramRecord, RefRecord, RequestRecord
 
 from . import __version__, keys
 from .make import Job, Made, Toolchain, make_program
-from .plan import Grid, ReasonedDrop, plan_programs
+from .plan import Grid, ReasonedDrop, check_budget, memory_budget, plan_programs
 from .program import ModelPlan, ProgramPlan
 from .recipe import Recipe
 from .schedule.local import Finished, Noted, default_jobs, run_tasks
+from .settings import read_settings
 from .store import LocalStore
+from .targets import CPU, neuron_target
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a recipe asks for, and what of it the store has."""
+class Shapes:
+    """What a recipe asks for, sized: ``recipe``'s serving has the final number of KV blocks. ``memory``: not on cpu."""
 
     recipe: Recipe
     model: ModelPlan
     grid: Grid
+    memory: MemoryBudget | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Shapes):
+    """What a recipe asks for, and what of it the store has."""
+
     lowering: dict
     request_keys: dict[str, str]
     found: dict[str, tuple[RequestRecord, ProgramRecord]]
@@ -76,15 +85,36 @@ class Progress:
     failed: Callable[[str, NeuronAotError], None] = field(default=lambda name, error: None)
 
 
-def make_plan(recipe: Recipe, store: LocalStore, toolchain: Toolchain) -> Plan:
-    """Plan a recipe's programs, key them and look them up. Writes nothing.
+def plan_shapes(recipe: Recipe, toolchain: Toolchain, *, check_memory: bool = True) -> Shapes:
+    """Plan a recipe's programs, and size its KV cache where the target's memory decides that.
 
-    Raises RecipeError, UsageError (target), StoreError.
+    Raises RecipeError, UsageError (target); without ``check_memory`` not for a model that no device can hold.
     """
-    serving = recipe.serving
     family = toolchain.family(recipe.architecture)
-    generator = toolchain.code_generator(recipe.target)
-    model = ModelPlan(
+    model = _model_plan(recipe, family)
+    layout = family.layout(model)  # refuses a configuration that the family cannot compute
+    memory = None
+    if recipe.target != CPU:
+        target, settings = neuron_target(recipe.target), read_settings()
+        core_size = int(toolchain.code_generator(recipe.target, recipe.options).requires()["logical_core_size"])
+        memory = memory_budget(
+            recipe.serving,
+            layout,
+            device_bytes=target.memory[core_size],
+            blocks_given=recipe.blocks_given,
+            kv_cap=settings.kv_cap,
+        )
+        if check_memory:
+            check_budget(memory, recipe.serving, min_kv_gib=settings.min_kv_gib)
+            serving = recipe.serving.model_copy(update={"num_gpu_blocks_override": memory.num_blocks})
+            recipe = replace(recipe, serving=serving)
+            model = _model_plan(recipe, family)
+    return Shapes(recipe=recipe, model=model, grid=plan_programs(recipe.serving, model), memory=memory)
+
+
+def _model_plan(recipe: Recipe, family) -> ModelPlan:
+    serving = recipe.serving
+    return ModelPlan(
         target=recipe.target,
         architecture=recipe.architecture,
         facts=read_facts(family.FACTS, recipe.model_config),
@@ -95,12 +125,27 @@ def make_plan(recipe: Recipe, store: LocalStore, toolchain: Toolchain) -> Plan:
         world_size=serving.tensor_parallel_size,
         greedy=serving.greedy,
     )
-    family.layout(model)  # refuses a configuration that the family cannot compute
-    grid = plan_programs(serving, model)
+
+
+def make_plan(recipe: Recipe, store: LocalStore, toolchain: Toolchain) -> Plan:
+    """Plan a recipe's programs, key them and look them up. Writes nothing.
+
+    Raises RecipeError, UsageError (target), StoreError.
+    """
+    shapes = plan_shapes(recipe, toolchain)
+    generator = toolchain.code_generator(recipe.target, recipe.options)
     identity, lowering = generator.identity(), toolchain.lowering_identity()
-    request_keys = {program.name: keys.request_key(program, identity, lowering) for program in grid.programs}
+    request_keys = {program.name: keys.request_key(program, identity, lowering) for program in shapes.grid.programs}
     found = {name: hit for name, key in request_keys.items() if (hit := store.find(key))}
-    return Plan(recipe=recipe, model=model, grid=grid, lowering=lowering, request_keys=request_keys, found=found)
+    return Plan(
+        recipe=shapes.recipe,
+        model=shapes.model,
+        grid=shapes.grid,
+        memory=shapes.memory,
+        lowering=lowering,
+        request_keys=request_keys,
+        found=found,
+    )
 
 
 def compile_recipe(
@@ -110,12 +155,14 @@ def compile_recipe(
     *,
     ref: str | None = None,
     jobs: int | None = None,
+    retry_failed: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Compile what the store does not have and publish the bundle.
 
     A program that fails does not stop the others; then no bundle is published, and the error lists the failures. It
-    has the type of the first of them: RecipeError, LoweringError, CompileError, StoreError. Raises Interrupted.
+    has the type of the first of them: RecipeError, LoweringError, CompileError, StoreError. A program that its compiler
+    is known to refuse fails without asking it again, unless ``retry_failed``. Raises Interrupted.
     """
     started = time.monotonic()
     progress = progress or Progress()
@@ -124,7 +171,7 @@ def compile_recipe(
     plan = make_plan(recipe, store, toolchain)
     jobs = min(jobs or default_jobs(), max(len(plan.misses), 1))
     progress.planned(plan, jobs)
-    made = _compile_misses(plan, store, jobs, progress, toolchain) if plan.misses else {}
+    made = _compile_misses(plan, store, jobs, progress, toolchain, retry_failed) if plan.misses else {}
     programs = plan.found | {name: (item.request, item.record) for name, item in made.items()}
     bundle = store.publish(bundle_manifest(plan, programs, toolchain))
     if ref is not None:
@@ -143,13 +190,14 @@ def compile_recipe(
 
 
 def _compile_misses(
-    plan: Plan, store: LocalStore, jobs: int, progress: Progress, toolchain: Toolchain
+    plan: Plan, store: LocalStore, jobs: int, progress: Progress, toolchain: Toolchain, retry_failed: bool
 ) -> dict[str, Made]:
+    toolchain.code_generator(plan.recipe.target, plan.recipe.options).check()
     store.clean_litter()
     with store.scratch():
         pass  # a store that cannot be written to is told before the work, not after
     names = [program.name for program in plan.misses]
-    tasks = [(make_program, (_job(plan, item, store, toolchain),)) for item in plan.misses]
+    tasks = [(make_program, (_job(plan, item, store, toolchain, retry_failed),)) for item in plan.misses]
     made: dict[str, Made] = {}
     failures: dict[str, NeuronAotError] = {}
     try:
@@ -175,13 +223,15 @@ def _compile_misses(
     return made
 
 
-def _job(plan: Plan, program: ProgramPlan, store: LocalStore, toolchain: Toolchain) -> Job:
+def _job(plan: Plan, program: ProgramPlan, store: LocalStore, toolchain: Toolchain, retry_failed: bool) -> Job:
     return Job(
         plan=program,
         request_key=plan.request_keys[program.name],
         lowering=plan.lowering,
         store=str(store.root),
         toolchain=toolchain,
+        options=plan.recipe.options,
+        retry_failed=retry_failed,
     )
 
 
@@ -190,7 +240,7 @@ def bundle_manifest(
 ) -> Manifest:
     """The manifest of a plan whose programs are all there."""
     layout = toolchain.family(plan.model.architecture).layout(plan.model)
-    generator = toolchain.code_generator(plan.model.target)
+    generator = toolchain.code_generator(plan.model.target, plan.recipe.options)
     entries = []
     for item in plan.grid.programs:
         request, record = programs[item.name]
@@ -217,6 +267,7 @@ def bundle_manifest(
         programs=tuple(entries),
         requires=generator.requires(),
         toolchain={"neuron-aot": __version__, "code_generator": generator.name, **keys.library_versions()},
+        memory=plan.memory,
     )
 
 

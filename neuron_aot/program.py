@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from neuron_aot_runtime.contract.buckets import program_name
 from neuron_aot_runtime.contract.facts import Fact
@@ -54,8 +55,12 @@ class ModelLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class LoweredProgram:
-    """One program as the compiler sees it. ``hlo``: a normalised, serialized ``HloModuleProto``."""
+    """One program as the compiler sees it. ``hlo``: a normalised, serialized ``HloModuleProto``.
+
+    ``origins``: instruction id -> model line, where lowering was asked for it; never part of a key.
+    """
 
     hlo: bytes
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    origins: Mapping[int, str] = field(default_factory=dict)

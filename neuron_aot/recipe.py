@@ -7,7 +7,9 @@
     neuron_config:                           # as in vLLM's --additional-config '{"neuron_config": …}'
       decode_context_length_buckets: [512, 1024]
     compile:
-      target: cpu
+      target: trn2                           # cpu unless said
+      lnc: 2                                 # logical core size; the target's default unless said
+      compiler_flags: [--optlevel, "1"]      # or one string; beside them NEURON_CC_FLAGS counts
 
 Of the model only ``config.json`` is read, never weights. ``engine``, ``neuron_config`` and ``compile`` may be left
 out; defaults and rules are those of ``neuron_aot_runtime.contract.serving``.
@@ -17,8 +19,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +30,17 @@ from neuron_aot_runtime.contract.errors import ConfigError, RecipeError
 from neuron_aot_runtime.contract.fields import check_keys
 from neuron_aot_runtime.contract.serving import ServingConfig, resolve_serving
 
+from .targets import CompileOptions
+
 DEFAULT_TARGET = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A recipe whose every rule holds. ``model_config`` is the raw ``config.json`` of ``model``."""
+    """A recipe whose every rule holds. ``model_config`` is the raw ``config.json`` of ``model``.
+
+    ``blocks_given``: the recipe itself sets num_gpu_blocks_override, rather than leaving it to a default.
+    """
 
     path: Path
     model: Path
@@ -40,10 +48,13 @@ class Recipe:
     model_config: Mapping[str, Any]
     serving: ServingConfig
     target: str
+    options: CompileOptions = field(default_factory=CompileOptions)
+    blocks_given: bool = True
 
 
-def load_recipe(path: Path, *, target: str | None = None) -> Recipe:
-    """Read, check and resolve a recipe; ``target`` overrides its own. Raises RecipeError listing every problem."""
+def load_recipe(path: Path, *, target: str | None = None, lnc: int | None = None) -> Recipe:
+    """Read, check and resolve a recipe; ``target`` and ``lnc`` override its own. Raises RecipeError listing every
+    problem."""
     document = _read_yaml(path)
     problems = check_keys(document, "recipe")
     sections = {name: _section(document, name, problems) for name in ("engine", "neuron_config", "compile")}
@@ -51,6 +62,7 @@ def load_recipe(path: Path, *, target: str | None = None) -> Recipe:
     target = target or sections["compile"].get("target") or DEFAULT_TARGET
     if not isinstance(target, str):
         problems.append(f"compile.target: wanted a word like cpu or trn2, found {target!r}")
+    options = _options(sections["compile"], lnc, problems)
 
     model, model_config = _model(path, document.get("model"), problems)
     architecture = _architecture(model_config, problems)
@@ -67,7 +79,14 @@ def load_recipe(path: Path, *, target: str | None = None) -> Recipe:
             next_command="correct these keys and run the same command again",
         )
     return Recipe(
-        path=path, model=model, architecture=architecture, model_config=model_config, serving=serving, target=target
+        path=path,
+        model=model,
+        architecture=architecture,
+        model_config=model_config,
+        serving=serving,
+        target=target,
+        options=options,
+        blocks_given=sections["engine"].get("num_gpu_blocks_override") is not None,
     )
 
 
@@ -83,6 +102,22 @@ def _section(document: Mapping, name: str, problems: list[str]) -> Mapping[str, 
         problems.append(f"{name}: wanted a mapping of options, found {value!r}")
         return {}
     return value
+
+
+def _options(section: Mapping, lnc: int | None, problems: list[str]) -> CompileOptions:
+    size, flags = lnc or section.get("lnc"), section.get("compiler_flags") or ()
+    if size is not None and (isinstance(size, bool) or size not in (1, 2)):
+        problems.append(f"compile.lnc: wanted 1 or 2, found {size!r}")
+    if isinstance(flags, str):
+        try:
+            flags = shlex.split(flags)
+        except ValueError as error:
+            problems.append(f"compile.compiler_flags: cannot be split into words: {error}")
+            flags = ()
+    if not isinstance(flags, (list, tuple)) or not all(isinstance(word, (str, int)) for word in flags):
+        problems.append(f"compile.compiler_flags: wanted a string or a list of words, found {flags!r}")
+        flags = ()
+    return CompileOptions(lnc=size, flags=tuple(map(str, flags)))
 
 
 def _model(recipe: Path, value: Any, problems: list[str]) -> tuple[Path, dict | None]:

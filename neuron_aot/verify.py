@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from neuron_aot_runtime.contract.errors import DeviceError, IntegrityError, NeuronAotError, NotFoundError
 from neuron_aot_runtime.contract.layout import program_path
@@ -17,6 +20,7 @@ from .make import Toolchain
 from .program import ModelPlan, ProgramPlan
 from .schedule.local import Finished, Noted, run_tasks
 from .store import open_store
+from .targets import CPU
 
 Problem = tuple[str, NeuronAotError]
 
@@ -51,6 +55,12 @@ def verify_stored(bundle: Bundle) -> list[Problem]:
                     wanted=program.artifact.digest,
                     found=record.artifact.digest,
                 )
+            for name, blob in record.attachments.items():
+                if not store.is_whole(blob):
+                    raise IntegrityError(
+                        f"the {name} kept with {program.name} is missing or damaged",
+                        wanted=f"{blob.digest}, {blob.size} bytes",
+                    )
         except NeuronAotError as error:
             problems.append((program.name, error))
     return problems + [("bundle", error) for error in _completeness(bundle.manifest)]
@@ -59,7 +69,7 @@ def verify_stored(bundle: Bundle) -> list[Problem]:
 def execute(bundle: Bundle, toolchain: Toolchain) -> Iterator[Outcome]:
     """Run every program on seeded inputs and compare with the model's definition; yields each program's outcome.
 
-    One worker does it all: the programs share their weights.
+    A Neuron program's module runs on the cpu: what is checked is the lowering, not the NEFF. One worker does it all: the programs share their weights.
     """
     left = [program.name for program in bundle.manifest.programs]
     for event in run_tasks([(execute_programs, (_pinned(bundle), toolchain))], jobs=1):
@@ -88,7 +98,8 @@ def execute_programs(reference: str, toolchain: Toolchain, note: Callable[[Outco
     checker = ProgramChecker(bundle.manifest, toolchain.family(model.architecture).layout(model))
     for program in bundle.manifest.programs:
         try:
-            compared = checker.check(plans[program.name], program, bundle.artifact_path(program))
+            with _executable(bundle, program, toolchain) as artifact:
+                compared = checker.check(plans[program.name], program, artifact)
         except NeuronAotError as error:
             note(Outcome(program.name, error))
             continue
@@ -100,6 +111,21 @@ def execute_programs(reference: str, toolchain: Toolchain, note: Callable[[Outco
         )  # fmt: skip
         note(Outcome(program.name, error, f"relative error {compared.error:.1e}"))
     checker.close()
+
+
+@contextmanager
+def _executable(bundle: Bundle, program: Program, toolchain: Toolchain) -> Iterator[Path]:
+    """A file that the cpu device runs: the artifact itself, or what the kept module of a Neuron program makes."""
+    if bundle.manifest.target == CPU:
+        yield bundle.artifact_path(program)
+        return
+    from .inspect import attachment
+
+    store = open_store(bundle.store_root)
+    hlo = attachment(bundle, store.program(program.program_key), "hlo")
+    with tempfile.TemporaryDirectory() as folder:
+        toolchain.code_generator(CPU).generate(hlo, Path(folder) / "artifact")
+        yield Path(folder) / "artifact"
 
 
 def recompute_program(reference: str, name: str, toolchain: Toolchain, note: Callable) -> None:

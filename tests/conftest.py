@@ -45,3 +45,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory):
         return tiny_checkpoint(root / name.replace("/", "_"), variant, **options)
 
     return make
+
+
+@pytest.fixture
+def simulator(tmp_path, monkeypatch):
+    """The simulator of the Neuron compiler and runtime, found by this process and its children; see simulator/README.md."""
+    from simulator.install import HERE, Simulator
+
+    (tmp_path / "neuron-sdk").mkdir()
+    made = Simulator(tmp_path / "neuron-sdk")
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    for name in ("NEURON_CC_FLAGS", "NEURON_PLATFORM_TARGET_OVERRIDE", "NEURON_LIBTORCH_COMPILATION_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.syspath_prepend(HERE / "python")
+    return made

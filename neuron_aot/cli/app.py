@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import _errors, compile, serve, show, verify
+from . import _errors, compile, inspect, preflight, serve, show, verify
 
 app = typer.Typer(
     name="neuron-aot",
@@ -37,3 +37,6 @@ app.command("compile")(_errors.border(compile.compile_command))
 app.command("show")(_errors.border(show.show_command))
 app.command("verify")(_errors.border(verify.verify_command))
 app.command("serve")(_errors.border(serve.serve_command))
+app.command("preflight")(_errors.border(preflight.preflight_command))
+app.command("inspect")(_errors.border(inspect.inspect_command))
+app.command("reproduce")(_errors.border(inspect.reproduce_command))

@@ -16,21 +16,29 @@ def compile_command(
     store: Annotated[str, typer.Option(help="The store to compile into.")] = "./store",
     ref: Annotated[str | None, typer.Option(help="A name for the bundle, as in smollm2/demo; it is moved.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; default: one per core.")] = None,
+    lnc: Annotated[int | None, typer.Option(help="Logical core size of a Neuron target, 1 or 2.")] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Ask the compiler again about programs that it refused before.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be made; write nothing.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> int | None:
     """Compile every program of RECIPE that the store does not have, and publish the bundle."""
     from ..make import default_toolchain
     from ..pipeline import compile_recipe
-    from ..recipe import load_recipe
+    from ..settings import read_settings
     from ..store import open_store
     from ._progress import compile_progress
+    from ._recipe import command_recipe
 
-    loaded, opened = load_recipe(recipe, target=target), open_store(store)
+    loaded, opened = command_recipe(recipe, target=target, lnc=lnc), open_store(store)
+    jobs = jobs or read_settings().workers
     if dry_run:
         return _dry_run(loaded, opened, json_output)
     with compile_progress() as progress:
-        report = compile_recipe(loaded, opened, default_toolchain(), ref=ref, jobs=jobs, progress=progress)
+        report = compile_recipe(
+            loaded, opened, default_toolchain(), ref=ref, jobs=jobs, retry_failed=retry_failed, progress=progress
+        )
     name = f"{store}@{ref or report.bundle}"
     _output.talk(f"{name}: {report.programs} programs, {report.compiled} compiled, {report.seconds:.2f} s")
     if json_output:
@@ -53,6 +61,7 @@ def compile_command(
 def _dry_run(recipe, store, json_output: bool) -> None:
     from ..make import default_toolchain
     from ..pipeline import make_plan
+    from ..plan import budget_lines
 
     plan = make_plan(recipe, store, default_toolchain())
     missing = {program.name for program in plan.misses}
@@ -68,7 +77,8 @@ def _dry_run(recipe, store, json_output: bool) -> None:
             for program in plan.grid.programs
         ]
         dropped = [{"name": drop.name, "reason": drop.reason} for drop in plan.grid.dropped]
-        _output.data({"programs": programs, "dropped": dropped, "missing": len(missing)})
+        memory = plan.memory.model_dump() | {"left_bytes": plan.memory.left_bytes} if plan.memory else None
+        _output.data({"programs": programs, "dropped": dropped, "missing": len(missing), "memory": memory})
         return
     rows = [
         [program.name, "to make" if program.name in missing else "in the store", plan.request_keys[program.name][:16]]
@@ -78,3 +88,5 @@ def _dry_run(recipe, store, json_output: bool) -> None:
     _output.table(
         f"{len(plan.grid.programs)} programs, {len(missing)} to make", ["program", "state", "request key"], rows
     )
+    if plan.memory is not None:
+        print("\n" + "\n".join(budget_lines(plan.memory)))

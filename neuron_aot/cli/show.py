@@ -16,6 +16,7 @@ def show_command(
     """Show a bundle's programs, buckets, sizes and keys, and what built them."""
     from neuron_aot_runtime.store import open_bundle
 
+    from ..plan import budget_lines
     from ..store import open_store
 
     bundle = open_bundle(reference)
@@ -59,6 +60,8 @@ def show_command(
         f"model      {manifest.model.architecture}, {_output.size(sum(p.nbytes for p in manifest.params))} of weights"
     )
     print(f"target     {manifest.target} x {manifest.world_size}, needs {_pairs(manifest.requires)}")
+    for line in budget_lines(manifest.memory) if manifest.memory else ():
+        print(f"memory     {line}")
     print(f"engine     {_pairs(manifest.serving.engine)}")
     print(f"neuron     {_pairs(manifest.serving.neuron_config)}")
     print(f"built with {_pairs(manifest.toolchain)}\n")

@@ -25,6 +25,9 @@ class XlaCpuGenerator:
     def requires(self) -> dict[str, str]:
         return {"jaxlib": metadata.version("jaxlib"), "cpu_features": ",".join(cpu_features.host_features())}
 
+    def check(self) -> None:
+        """jaxlib is a dependency of the toolchain."""
+
     def generate(self, hlo: bytes, artifact: Path) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else XLA logs each client at INFO
         from jaxlib import _jax, xla_client

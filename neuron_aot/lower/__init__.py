@@ -5,16 +5,18 @@ from __future__ import annotations
 from neuron_aot_runtime.contract.manifest import TensorSpec
 
 from ..program import LoweredProgram, ModelLayout, ProgramPlan
+from ..targets import CPU
 
 
-def lower_program(plan: ProgramPlan, definition, layout: ModelLayout) -> LoweredProgram:
+def lower_program(plan: ProgramPlan, definition, layout: ModelLayout, *, origins: bool = False) -> LoweredProgram:
     """Lower one program. ``definition`` is what ``Family.program`` returned for ``plan``.
 
-    No weight is allocated: a 70B-shaped model takes a few hundred MB. Raises LoweringError naming the operator and
-    the model line.
+    With ``origins`` the result also says which model line each instruction comes from. No weight is allocated: a
+    70B-shaped model takes a few hundred MB. Raises LoweringError naming the operator and the model line.
     """
     from .hlo import lower_to_hlo
-    from .interpret import jax_function
+    from .interpret import jax_function, model_line
+    from .neff_names import name_tensors
     from .rules import rules_for
     from .trace import trace
 
@@ -24,4 +26,14 @@ def lower_program(plan: ProgramPlan, definition, layout: ModelLayout) -> Lowered
     compute = jax_function(graph, rules_for(plan.model.target), program=plan.name)
     arguments: tuple[TensorSpec, ...] = (*layout.params, *layout.states, *inputs)
     aliases = {len(layout.params) + index: len(outputs) + index for index in range(len(layout.states))}
-    return LoweredProgram(hlo=lower_to_hlo(compute, arguments, aliases), inputs=inputs, outputs=outputs)
+    hlo, scopes = lower_to_hlo(compute, arguments, aliases, origins=origins)
+    if plan.model.target != CPU:
+        results = (*outputs, *layout.states)
+        hlo = name_tensors(hlo, [spec.name for spec in arguments], [spec.name for spec in results])
+    lines = {node.name: model_line(node) for node in graph.graph.nodes} if origins else {}
+    return LoweredProgram(
+        hlo=hlo,
+        inputs=inputs,
+        outputs=outputs,
+        origins={number: lines[scope] for number, scope in scopes.items() if scope in lines},
+    )

@@ -11,31 +11,54 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
 from neuron_aot_runtime.contract.manifest import TensorSpec
 
+from . import hlo_proto
+
 _MODULE_NAME = "program"
 _ID_FIELD = 5  # HloModuleProto.id (xla/service/hlo.proto): a counter of the lowering process
 
 
-def lower_to_hlo(function: Callable, arguments: Sequence[TensorSpec], aliases: dict[int, int]) -> bytes:
-    """Serialized ``HloModuleProto`` of ``function``.
+def lower_to_hlo(
+    function: Callable, arguments: Sequence[TensorSpec], aliases: dict[int, int], *, origins: bool = False
+) -> tuple[bytes, dict[int, str]]:
+    """(serialized ``HloModuleProto`` of ``function``, scope of each instruction by its id).
 
     ``arguments``: the flat arguments' shapes and dtypes. ``aliases``: argument index -> index of the result that
-    overwrites it in place (``input_output_alias`` in the module).
+    overwrites it in place (``input_output_alias`` in the module). The scopes, those that ``jax.named_scope`` gave,
+    stay outside the module; they are read only with ``origins``.
     """
 
     def program(*tensors):
         return function(*tensors)
 
     shapes = [jax.ShapeDtypeStruct(spec.shape, jax.numpy.dtype(spec.dtype)) for spec in arguments]
-    lowered = jax.jit(program, keep_unused=True).lower(*shapes)
+    # Without the jit of jnp's own helpers there is one computation and no call in it, for compilers that want none.
+    with jax.disable_jit():
+        lowered = jax.jit(program, keep_unused=True).lower(*shapes)
     module = lowered.compiler_ir("stablehlo")
     with module.context:
         _set_aliases(module, aliases)
-        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
         module.operation.attributes["sym_name"] = ir.StringAttr.get(_MODULE_NAME)
-        code = io.BytesIO()
-        module.operation.write_bytecode(code)
+        scopes = _scopes(_to_hlo(module)) if origins else {}
+        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+        return without_field(_to_hlo(module), _ID_FIELD), scopes
+
+
+def _to_hlo(module: ir.Module) -> bytes:
+    code = io.BytesIO()
+    module.operation.write_bytecode(code)
     computation = _jax.mlir.mlir_module_to_xla_computation(code.getvalue(), use_tuple_args=False, return_tuple=False)
-    return without_field(computation.as_serialized_hlo_module_proto(), _ID_FIELD)
+    return computation.as_serialized_hlo_module_proto()
+
+
+def _scopes(hlo: bytes) -> dict[int, str]:
+    """Instruction id -> scope; conversion numbers instructions alike with and without debug locations (tested)."""
+    scopes = {}
+    for computation in hlo_proto.parse_module(hlo).computations:
+        for instruction in computation.instructions:
+            _, *path = instruction.metadata.op_name.split("/")  # jit(program)/<scope>/<primitive>
+            if path:
+                scopes[instruction.id] = path[0]
+    return scopes
 
 
 def _set_aliases(module: ir.Module, aliases: dict[int, int]) -> None:

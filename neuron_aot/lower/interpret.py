@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import torch
 from neuron_aot_runtime.contract.errors import LoweringError
@@ -42,7 +43,8 @@ def jax_function(graph: GraphModule, rules: Rules, *, program: str) -> Callable:
             elif node.op == "output":
                 return tuple(value(node.args[0]))
             else:
-                result = rules[operator_name(node)](*value(node.args), **value(node.kwargs))
+                with jax.named_scope(node.name):  # leads from an instruction back to the model's line
+                    result = rules[operator_name(node)](*value(node.args), **value(node.kwargs))
                 _check_result(node, result, program)
                 values[node] = result
         raise AssertionError("a graph without an output")

@@ -10,9 +10,16 @@ from pathlib import Path
 
 from neuron_aot_runtime.contract.canonical import digest_file
 from neuron_aot_runtime.contract.errors import IntegrityError, NotFoundError, UsageError
-from neuron_aot_runtime.contract.layout import blob_path, bundle_path, program_path, ref_path, request_path
+from neuron_aot_runtime.contract.layout import (
+    blob_path,
+    bundle_path,
+    failure_path,
+    program_path,
+    ref_path,
+    request_path,
+)
 from neuron_aot_runtime.contract.manifest import Artifact, Manifest
-from neuron_aot_runtime.store import LocalReader, ProgramRecord, RefRecord, RequestRecord, parse_record
+from neuron_aot_runtime.store import FailureRecord, LocalReader, ProgramRecord, RefRecord, RequestRecord, parse_record
 from neuron_aot_runtime.store.reader import storage_errors
 
 from . import files
@@ -119,6 +126,20 @@ class LocalStore(LocalReader):
                 found=record.program_key,
                 next_command=f"report this; to go on, remove {self.location}/{path}",
             )
+
+    def failure(self, program_key: str) -> FailureRecord | None:
+        """What is remembered of a program that its compiler refuses, or None."""
+        return self._record(FailureRecord, failure_path(program_key))
+
+    def put_failure(self, record: FailureRecord) -> None:
+        """Remember that a compiler refuses a program; the last writer wins."""
+        self._replace(failure_path(record.program_key), record.to_json())
+
+    def drop_failure(self, program_key: str) -> None:
+        """Forget what :meth:`put_failure` remembered."""
+        path = failure_path(program_key)
+        with storage_errors(path, self.location):
+            (self.root / path).unlink(missing_ok=True)
 
     def publish(self, manifest: Manifest) -> str:
         """Store a bundle; every record and blob it names is verified first. Returns the bundle id.

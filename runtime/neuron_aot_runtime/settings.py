@@ -10,6 +10,8 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 ARTIFACTS = "NEURON_COMPILED_ARTIFACTS"
+VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
+CORE_SIZE = "NEURON_LOGICAL_NC_CONFIG"
 _LOG_LEVEL = "VLLM_NEURON_LOG_LEVEL"
 _METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -19,11 +21,14 @@ class Settings:
     """``artifacts``: the bundle reference, None when this process is not meant to serve one.
 
     ``threads_chosen``: whether the user decided how many threads torch may use.
+    ``visible_cores`` and ``logical_core_size``: what the Neuron runtime's variables say, as they stand; None when unset.
     """
 
     artifacts: str | None
     log_level: str
     threads_chosen: bool
+    visible_cores: str | None = None
+    logical_core_size: str | None = None
 
 
 def read_settings(environ: MutableMapping[str, str] = os.environ) -> Settings:
@@ -32,6 +37,8 @@ def read_settings(environ: MutableMapping[str, str] = os.environ) -> Settings:
         artifacts=environ.get(ARTIFACTS) or None,
         log_level=environ.get(_LOG_LEVEL, "INFO").upper(),
         threads_chosen="OMP_NUM_THREADS" in environ,
+        visible_cores=environ.get(VISIBLE_CORES) or None,
+        logical_core_size=environ.get(CORE_SIZE) or None,
     )
 
 

@@ -57,6 +57,9 @@ class FakeGenerator:
     def requires(self) -> dict[str, str]:
         return {"fake": "1"}
 
+    def check(self) -> None:
+        pass
+
     def generate(self, hlo: bytes, artifact: Path) -> None:
         told = behaviour()
         name = json.loads(hlo)["name"]
@@ -100,7 +103,7 @@ def fake_lower(plan: ProgramPlan, definition, layout: ModelLayout) -> LoweredPro
     )
 
 
-def fake_generator(target: str) -> FakeGenerator:
+def fake_generator(target: str, options=None) -> FakeGenerator:
     return FakeGenerator()
 
 

@@ -18,21 +18,29 @@ RUNTIME = Path(neuron_aot_runtime.__file__).parent
 
 #: part -> the parts of its own distribution that it may import
 TOOLCHAIN_LAYERS = {
-    "cli": {"pipeline", "make", "verify", "recipe", "store", "serving_command"},
-    "pipeline": {"make", "keys", "plan", "program", "recipe", "schedule", "store"},
-    "make": {"codegen", "keys", "lower", "models", "program", "store"},
+    "cli": {
+        "inspect", "make", "pipeline", "plan", "preflight", "recipe", "reproduce", "serving_command", "settings", "store",
+        "verify",
+    },
+    "preflight": {"lower", "make", "pipeline", "program", "recipe", "schedule", "targets"},
+    "inspect": {"lower", "store"},
+    "reproduce": {"inspect"},
+    "pipeline": {"make", "keys", "plan", "program", "recipe", "schedule", "settings", "store", "targets"},
+    "make": {"codegen", "keys", "lower", "models", "program", "store", "targets"},
     "execute": {"models", "program"},
-    "verify": {"execute", "keys", "make", "program", "schedule", "store"},
+    "verify": {"execute", "inspect", "keys", "make", "program", "schedule", "store", "targets"},
     "serving_command": set(),
     "keys": {"program"},
     "models": {"program"},
-    "lower": {"program"},
-    "codegen": set(),
+    "lower": {"program", "targets"},
+    "codegen": {"settings", "targets"},
     "store": set(),
     "schedule": set(),
     "plan": {"program"},
     "program": set(),
-    "recipe": set(),
+    "targets": set(),
+    "settings": set(),
+    "recipe": {"targets"},
 }
 RUNTIME_LAYERS = {
     "vllm": {"store", "weights", "checkpoint", "batch", "loader", "settings", "device", "contract"},
@@ -42,7 +50,7 @@ RUNTIME_LAYERS = {
     "batch": {"contract"},
     "loader": {"contract"},
     "settings": {"contract"},
-    "device": {"contract"},
+    "device": {"contract", "settings"},
     "contract": set(),
 }
 

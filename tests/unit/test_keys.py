@@ -88,7 +88,7 @@ def test_how_a_fact_was_found_does_not_change_the_request_key():
     [
         program(LoweredProgram(hlo=b"another", inputs=(), outputs=())),
         program(target="trn2"),
-        program(logical_core_size=2),
+        program(code_generator=IDENTITY | {"logical_core_size": "2"}),
         program(kernel_sources={"attention": "sha256:" + "0" * 64}),
         *(program(code_generator=IDENTITY | {name: "other"}) for name in IDENTITY),
     ],

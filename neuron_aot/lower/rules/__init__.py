@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from neuron_aot_runtime.contract.errors import UsageError
+from ...targets import CPU, neuron_target
 
 Rule = Callable
 Rules = Mapping[str, Rule]
@@ -18,8 +18,11 @@ def rules_for(target: str) -> Rules:
     """Every rule of a target, by operator name (``aten.mul.Tensor``). Raises UsageError."""
     from . import aten
 
-    if target == "cpu":
+    if target == CPU:
         from . import cpu
 
         return aten.RULES | cpu.RULES
-    raise UsageError(f"no lowering rules for target {target!r}", wanted="cpu", found=target)
+    neuron_target(target)
+    from . import neuron
+
+    return aten.RULES | neuron.RULES

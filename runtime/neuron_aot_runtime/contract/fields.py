@@ -74,8 +74,8 @@ ENGINE: dict[str, Field] = {
         "stream_interval max_num_scheduled_tokens long_prefill_token_threshold scheduler_reserve_full_isl "
         "long_prefill_token_threshold_adaptive max_num_active_seqs max_num_queued_reqs max_num_queued_tokens "
         "prefill_schedule_interval watermark disable_hybrid_kv_cache_manager performance_mode"),
-    **_irrelevant("the number of KV cache blocks is part of the programs, no memory is profiled",
-        "gpu_memory_utilization"),
+    **_irrelevant("no memory is profiled while serving; where a recipe's KV cache is sized by it, num_gpu_blocks_override "
+        "in the manifest is the result", "gpu_memory_utilization"),
     **_irrelevant("places processes, not computation", "distributed_executor_backend master_addr master_port "
         "distributed_timeout_seconds cpu_distributed_timeout_seconds numa_bind numa_bind_nodes numa_bind_cpus "
         "device_ids ray_workers_use_nsight worker_extension_cls _api_process_count _api_process_rank "
@@ -172,7 +172,11 @@ RECIPE: dict[str, Field] = {
     ),
 }
 
-COMPILE: dict[str, Field] = _key(target="the target, and with it the code generator")
+COMPILE: dict[str, Field] = _key(
+    target="the target, and with it the code generator",
+    lnc="the logical core size, through the code generator's identity",
+    compiler_flags="in canonical form, through the code generator's identity",
+)
 
 ADDITIONAL: dict[str, Field] = {
     **_key(neuron_config="field by field, as listed"),

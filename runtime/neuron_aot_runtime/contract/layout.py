@@ -5,6 +5,7 @@
     requests/<request key>.json   -> program key
     bundles/<bundle id>.json      the canonical manifest; bundle id = its sha256; written last
     refs/<name>.json              -> bundle id; the only thing that moves
+    failures/<program key>.json   what a compiler refuses, so that it is not asked again; removed when it is retried
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ def blob_path(digest: str) -> str:
 
 def program_path(program_key: str) -> str:
     return f"programs/{_key(program_key)}.json"
+
+
+def failure_path(program_key: str) -> str:
+    return f"failures/{_key(program_key)}.json"
 
 
 def request_path(request_key: str) -> str:

@@ -132,6 +132,28 @@ class ModelSpec(_Record):
     hidden_size: int = Field(ge=1)
 
 
+class MemoryBudget(_Record):
+    """Device memory of one rank, as it was divided at compile time; all sizes in bytes.
+
+    ``budget_bytes``: device memory times gpu_memory_utilization. ``sized_by``: what decided the number of KV blocks,
+    ``memory`` or ``num_gpu_blocks_override``. The serving side reports it and computes none of it again.
+    """
+
+    device_bytes: int
+    budget_bytes: int
+    weights_bytes: int
+    kv_available_bytes: int
+    kv_bytes: int
+    block_bytes: int
+    num_blocks: int
+    sized_by: Literal["memory", "num_gpu_blocks_override"]
+
+    @property
+    def left_bytes(self) -> int:
+        """What weights and KV cache leave of the device's memory, for programs and their scratch space."""
+        return self.device_bytes - self.weights_bytes - self.kv_bytes
+
+
 class Serving(_Record):
     """The serving configuration, fully resolved: vLLM's engine arguments under vLLM's names, and neuron_config."""
 
@@ -140,7 +162,10 @@ class Serving(_Record):
 
 
 class Manifest(_Record):
-    """One bundle. ``requires`` is what the target must offer (cpu: jaxlib version and CPU features)."""
+    """One bundle. ``requires`` is what the target must offer (cpu: jaxlib version and CPU features).
+
+    ``memory``: how a device's memory was divided; None on cpu.
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     target: str
@@ -154,6 +179,7 @@ class Manifest(_Record):
     programs: tuple[Program, ...] = Field(min_length=1)
     requires: dict[str, str]
     toolchain: dict[str, str]
+    memory: MemoryBudget | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:

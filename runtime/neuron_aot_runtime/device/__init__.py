@@ -15,9 +15,13 @@ def open_device(target: str, *, local_rank: int = 0) -> Device:
         from .cpu import CpuDevice
 
         return CpuDevice()
+    from .neuron import TARGETS, NeuronDevice
+
+    if target in TARGETS:
+        return NeuronDevice(target, local_rank=local_rank)
     raise IncompatibleArtifactError(
         f"this runtime has no device for target {target!r}",
         wanted=target,
-        found="cpu",
+        found=", ".join(("cpu", *TARGETS)),
         next_command="compile the recipe with --target cpu, or serve this bundle on a host of its target",
     )

@@ -119,7 +119,16 @@ class CpuDevice:
 
     def read_state(self, name: str) -> np.ndarray:
         """A copy of one KV state, in its stored dtype; for checks, never on the per-step path."""
-        return np.array(memoryview(self._states[name]))
+        state = self._states[name]
+        try:
+            return np.array(memoryview(state))
+        except BufferError:
+            pass  # bfloat16 has no buffer protocol
+        import torch
+        from jaxlib import _jax
+
+        bits = torch.from_dlpack(_jax.buffer_to_dlpack_managed_tensor(state)).view(torch.uint16)
+        return bits.numpy().view(ml_dtypes.bfloat16).copy()
 
     def state_address(self, name: str) -> int:
         """Where one KV state lies: it stays there while programs overwrite it in place."""

@@ -7,11 +7,12 @@ for program in bundle.manifest.programs:
 
 from .bundle import Bundle, open_bundle, read_ref, refs
 from .reader import LocalReader, StoreReader
-from .records import ProgramRecord, Provenance, RefRecord, RequestRecord, parse_record
+from .records import FailureRecord, ProgramRecord, Provenance, RefRecord, RequestRecord, parse_record
 from .reference import Reference, parse_reference
 
 __all__ = [
     "Bundle",
+    "FailureRecord",
     "LocalReader",
     "ProgramRecord",
     "Provenance",

@@ -31,13 +31,35 @@ class Provenance(_Record):
 
 
 class ProgramRecord(_Record):
-    """``programs/<program key>.json``: what the compiler made of one program."""
+    """``programs/<program key>.json``: what the compiler made of one program.
+
+    ``attachments``: further blobs by name: ``hlo``, what was compiled, and ``log``, what the compiler said.
+    """
 
     program_key: Key
     artifact: Artifact
     target: str
     code_generator: dict[str, str]
     provenance: Provenance
+    attachments: dict[str, Artifact] = {}
+
+    @property
+    def blobs(self) -> tuple[Artifact, ...]:
+        """Every blob that the record names; the artifact is the first."""
+        return (self.artifact, *self.attachments.values())
+
+
+class FailureRecord(_Record):
+    """``failures/<program key>.json``: a failure that would happen again with the same compiler (the key has its
+    version). ``log``: what the compiler said, a blob."""
+
+    program_key: Key
+    code: str
+    message: str
+    found: str | None = None
+    next_command: str | None = None
+    log: Artifact | None = None
+    failed_at: str
 
 
 class RequestRecord(_Record):
