@@ -76,18 +76,13 @@ class Progress:
     failed: Callable[[str, NeuronAotError], None] = field(default=lambda name, error: None)
 
 
-def make_plan(recipe: Recipe, store: LocalStore, toolchain: Toolchain) -> Plan:
-    """Plan a recipe's programs, key them and look them up. Writes nothing.
-
-    Raises RecipeError, UsageError (target), StoreError.
-    """
+def model_plan(recipe: Recipe, toolchain: Toolchain) -> ModelPlan:
+    """What all programs of a recipe have in common. Raises RecipeError for an unknown architecture."""
     serving = recipe.serving
-    family = toolchain.family(recipe.architecture)
-    generator = toolchain.code_generator(recipe.target)
-    model = ModelPlan(
+    return ModelPlan(
         target=recipe.target,
         architecture=recipe.architecture,
-        facts=read_facts(family.FACTS, recipe.model_config),
+        facts=read_facts(toolchain.family(recipe.architecture).FACTS, recipe.model_config),
         dtype=serving.dtype,
         kv_dtype=serving.kv_dtype,
         block_size=serving.block_size,
@@ -95,8 +90,17 @@ def make_plan(recipe: Recipe, store: LocalStore, toolchain: Toolchain) -> Plan:
         world_size=serving.tensor_parallel_size,
         greedy=serving.greedy,
     )
-    family.layout(model)  # refuses a configuration that the family cannot compute
-    grid = plan_programs(serving, model)
+
+
+def make_plan(recipe: Recipe, store: LocalStore, toolchain: Toolchain) -> Plan:
+    """Plan a recipe's programs, key them and look them up. Writes nothing.
+
+    Raises RecipeError, UsageError (target), StoreError.
+    """
+    model = model_plan(recipe, toolchain)
+    generator = toolchain.code_generator(recipe.target)
+    toolchain.family(recipe.architecture).layout(model)  # refuses a configuration that the family cannot compute
+    grid = plan_programs(recipe.serving, model)
     identity, lowering = generator.identity(), toolchain.lowering_identity()
     request_keys = {program.name: keys.request_key(program, identity, lowering) for program in grid.programs}
     found = {name: hit for name, key in request_keys.items() if (hit := store.find(key))}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,20 @@ class Recipe:
     target: str
 
 
-def load_recipe(path: Path, *, target: str | None = None) -> Recipe:
-    """Read, check and resolve a recipe; ``target`` overrides its own. Raises RecipeError listing every problem."""
-    document = _read_yaml(path)
+def load_recipe(
+    path: Path, *, target: str | None = None, engine: Mapping[str, Any] | None = None, without: Collection[str] = ()
+) -> Recipe:
+    """Read, check and resolve a recipe. Raises RecipeError listing every problem.
+
+    ``target`` and ``engine`` override the recipe's own; the options ``without`` of neuron_config take their defaults.
+    """
+    document = read_document(path)
     problems = check_keys(document, "recipe")
     sections = {name: _section(document, name, problems) for name in ("engine", "neuron_config", "compile")}
+    sections["engine"] = {**sections["engine"], **(engine or {})}
+    sections["neuron_config"] = {
+        name: value for name, value in sections["neuron_config"].items() if name not in without
+    }
     problems += check_keys(sections["compile"], "compile")
     target = target or sections["compile"].get("target") or DEFAULT_TARGET
     if not isinstance(target, str):
@@ -137,7 +146,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_yaml(path: Path) -> Mapping[str, Any]:
+def read_document(path: Path) -> Mapping[str, Any]:
+    """A recipe's YAML as it stands, unchecked. Raises RecipeError when it is no YAML mapping."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
