@@ -18,7 +18,9 @@ RUNTIME = Path(neuron_aot_runtime.__file__).parent
 
 #: part -> the parts of its own distribution that it may import
 TOOLCHAIN_LAYERS = {
-    "cli": {"pipeline", "planning", "plan", "make", "verify", "recipe", "store", "serving_command"},
+    "cli": {"pipeline", "planning", "buckets", "plan", "make", "verify", "recipe", "store", "serving_command"},
+    "buckets": {"pipeline", "make", "estimates", "plan", "recipe", "schedule", "store"},
+    "estimates": {"store"},
     "planning": {"pipeline", "make", "plan", "recipe"},
     "pipeline": {"make", "keys", "plan", "program", "recipe", "schedule", "store"},
     "make": {"codegen", "keys", "lower", "models", "program", "store"},
