@@ -18,8 +18,11 @@ RUNTIME = Path(neuron_aot_runtime.__file__).parent
 
 #: part -> the parts of its own distribution that it may import
 TOOLCHAIN_LAYERS = {
-    "cli": {"pipeline", "planning", "buckets", "plan", "make", "verify", "recipe", "store", "serving_command"},
+    "cli": {"pipeline", "planning", "buckets", "coverage", "user_command", "plan", "make", "verify", "recipe", "store", "serving_command"},
     "buckets": {"pipeline", "make", "estimates", "plan", "recipe", "schedule", "store"},
+    "coverage": set(),
+    "user_command": {"serve_flags"},
+    "serve_flags": set(),
     "estimates": {"store"},
     "planning": {"pipeline", "make", "plan", "recipe"},
     "pipeline": {"make", "keys", "plan", "program", "recipe", "schedule", "store"},
@@ -105,6 +108,8 @@ def test_the_contract_and_the_store_need_only_the_base_dependencies():
         "neuron_aot.pipeline",
         "neuron_aot.verify",
         "neuron_aot.serving_command",
+        "neuron_aot.coverage",
+        "neuron_aot.user_command",
         "neuron_aot.models.llama",
         "neuron_aot.lower",
         "neuron_aot.codegen.xla_cpu",
