@@ -49,13 +49,19 @@ def load_recipe(
 
     ``target`` and ``engine`` override the recipe's own; the options ``without`` of neuron_config take their defaults.
     """
-    document = read_document(path)
+    document = dict(read_document(path))
+    if engine and isinstance(document.get("engine") or {}, Mapping):
+        document["engine"] = {**(document.get("engine") or {}), **engine}
+    if without and isinstance(document.get("neuron_config"), Mapping):
+        kept = {name: value for name, value in document["neuron_config"].items() if name not in without}
+        document["neuron_config"] = kept
+    return resolve_recipe(document, path, target=target)
+
+
+def resolve_recipe(document: Mapping[str, Any], path: Path, *, target: str | None = None) -> Recipe:
+    """Check and resolve a recipe's document; ``path`` names it, and its model is relative to it. Raises RecipeError."""
     problems = check_keys(document, "recipe")
     sections = {name: _section(document, name, problems) for name in ("engine", "neuron_config", "compile")}
-    sections["engine"] = {**sections["engine"], **(engine or {})}
-    sections["neuron_config"] = {
-        name: value for name, value in sections["neuron_config"].items() if name not in without
-    }
     problems += check_keys(sections["compile"], "compile")
     target = target or sections["compile"].get("target") or DEFAULT_TARGET
     if not isinstance(target, str):

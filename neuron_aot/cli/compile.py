@@ -11,7 +11,12 @@ from . import _output
 
 
 def compile_command(
-    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.", show_default=False)],
+    recipe: Annotated[
+        Path | None, typer.Argument(help="The recipe, a YAML file; with --from-command, what to start from.")
+    ] = None,
+    from_command: Annotated[
+        str | None, typer.Option(help="A vllm serve command, in quotes: its options are the recipe.")
+    ] = None,
     target: Annotated[str | None, typer.Option(help="Compile for this target instead of the recipe's.")] = None,
     store: Annotated[str, typer.Option(help="The store to compile into.")] = "./store",
     ref: Annotated[str | None, typer.Option(help="A name for the bundle, as in smollm2/demo; it is moved.")] = None,
@@ -20,13 +25,22 @@ def compile_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> int | None:
     """Compile every program of RECIPE that the store does not have, and publish the bundle."""
+    from neuron_aot_runtime.contract.errors import UsageError
+
+    from ..command_recipe import recipe_from_command
     from ..make import default_toolchain
     from ..pipeline import compile_recipe
     from ..recipe import load_recipe
     from ..store import open_store
     from ._progress import compile_progress
 
-    loaded, opened = load_recipe(recipe, target=target), open_store(store)
+    if from_command is not None:
+        loaded = recipe_from_command(from_command, base=recipe, target=target)
+    elif recipe is not None:
+        loaded = load_recipe(recipe, target=target)
+    else:
+        raise UsageError("there is nothing to compile", wanted="a RECIPE, or --from-command 'vllm serve MODEL …'")
+    opened = open_store(store)
     if dry_run:
         return _dry_run(loaded, opened, json_output)
     with compile_progress() as progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated
@@ -56,5 +57,5 @@ def coverage_command(
         for line in found.lines:
             print(f"  - {line}")
     if not found.complete:
-        _output.talk(f"next: neuron-aot explain {reference} -- {' '.join(command[:3])} …")
+        _output.talk(f"next: neuron-aot explain {reference} -- {shlex.join(command)}")
     return found.exit_code

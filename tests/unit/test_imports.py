@@ -18,9 +18,11 @@ RUNTIME = Path(neuron_aot_runtime.__file__).parent
 
 #: part -> the parts of its own distribution that it may import
 TOOLCHAIN_LAYERS = {
-    "cli": {"pipeline", "planning", "buckets", "coverage", "user_command", "plan", "make", "verify", "recipe", "store", "serving_command"},
+    "cli": {"pipeline", "planning", "buckets", "coverage", "explain", "command_recipe", "user_command", "plan", "make", "verify", "recipe", "store", "serving_command"},
     "buckets": {"pipeline", "make", "estimates", "plan", "recipe", "schedule", "store"},
     "coverage": set(),
+    "explain": {"coverage", "estimates", "keys", "recipe", "store", "user_command"},
+    "command_recipe": {"recipe", "user_command"},
     "user_command": {"serve_flags"},
     "serve_flags": set(),
     "estimates": {"store"},
