@@ -40,6 +40,12 @@ def test_a_command_compiles_to_the_bundle_of_the_same_recipe(run):
     assert run("coverage", "store@by/command", "--", *COMMAND.split()).stdout.startswith("complete: 4 of 4")
 
 
+def test_the_command_that_serve_prints_is_covered_by_its_bundle(run):
+    run("compile", "recipe.yaml", "--ref", "by/recipe", "--jobs", "1")
+    command = json.loads(run("serve", "store@by/recipe", "--dry-run", "--json").stdout)["command"]
+    assert run("coverage", "store@by/recipe", "--", *command).stdout.startswith("complete: 4 of 4")
+
+
 def test_a_recipe_fills_what_a_command_leaves_open(run):
     made = run("compile", "recipe.yaml", "--from-command", "vllm serve model --max-num-seqs 1", "--dry-run", "--json")
     names = [program["name"] for program in json.loads(made.stdout)["programs"]]

@@ -161,9 +161,17 @@ def test_decode_lists_obey_their_bound_and_more_is_never_worse():
     for count in range(1, 9):
         choice = planner.choose(count, count - 1)
         assert choice.batches[-1] == 8 and all(context % 128 == 0 and context < 1000 for context in choice.contexts)
-        assert planner.least_work() <= choice.work <= (before or choice.work)
+        assert planner.least_work() <= planner.work(choice.batches, (*choice.contexts, 1000))
+        assert choice.work <= (before or choice.work)
         before = choice.work
-    assert before == pytest.approx(planner.least_work())
+    assert planner.work(choice.batches, (*choice.contexts, 1000)) == pytest.approx(planner.least_work())
+
+
+def test_batches_beyond_the_recorded_ones_have_a_bucket_too():
+    steps = np.zeros((257, 9), np.int64)
+    steps[1:4, 1:4] = 1000
+    batches = DecodePlanner(Occupancy(steps, 128, 1, 1.0, 1.0), attention=1e-5, longest=1024).choose(7, 2).batches
+    assert batches[:3] == (1, 2, 3) and max(later / size for size, later in itertools.pairwise(batches)) <= 8
 
 
 def test_an_unknown_target_needs_its_figures():
