@@ -14,7 +14,7 @@ from neuron_aot_runtime.contract.serving import ServingConfig
 
 from ..program import ModelLayout
 from .cost import Cost, Speed, model_cost
-from .decode import DecodePlanner
+from .decode import DecodeChoice, DecodePlanner
 from .occupancy import Limits, Occupancy, needed_replicas, simulate
 from .optimize import choose_prefill, prefill_work, prompt_pieces, rounded_contexts, token_padding
 from .traffic import Traffic
@@ -141,11 +141,13 @@ class TrafficPlanner:
             for batches in range(1, len(self._default.num_seqs_buckets) + 1)
             for contexts in range(MAX_CONTEXT_BUCKETS + 1)
         ]
-        choices = {split: decode.choose(*split) for split in splits}
+        choices = [decode.choose(*split) for split in splits]
+        if not occupancy.sequence_steps:  # nothing was decoded, so nothing is known against the default
+            choices = [DecodeChoice(self._default.num_seqs_buckets, (), 0.0)]
         allowed = [
             (work + choice.work, programs, made)
             for buckets, work in zip(prefill, prefill_costs, strict=True)
-            for choice in choices.values()
+            for choice in choices
             if (programs := self._programs(made := Buckets(buckets, choice.batches, choice.contexts)))
             <= (limits.max_programs or programs)
         ]

@@ -235,3 +235,9 @@ def test_plan_keeps_to_a_number_of_programs(run):
 def test_plan_says_when_requests_do_not_fit(run):
     error = run("plan", "recipe.yaml", "--traffic", str(SAMPLE), "--json", code=2)
     assert "are longer than max_model_len" in error.stderr and json.loads(error.stdout)["exit_code"] == 2
+
+
+def test_traffic_without_any_decoding_keeps_the_default_batches(run, tmp_path):
+    (tmp_path / "requests.csv").write_text("timestamp,prompt_tokens,output_tokens\n0,10,1\n0,20,0\n")
+    data = json.loads(run("plan", "recipe.yaml", "--traffic", "requests.csv", "--json").stdout.splitlines()[-1])
+    assert data["num_seqs_buckets"] == [1, 2] and data["num_batched_tokens_buckets"] == [128]
