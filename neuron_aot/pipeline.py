@@ -91,7 +91,7 @@ def plan_shapes(recipe: Recipe, toolchain: Toolchain, *, check_memory: bool = Tr
     Raises RecipeError, UsageError (target); without ``check_memory`` not for a model that no device can hold.
     """
     family = toolchain.family(recipe.architecture)
-    model = _model_plan(recipe, family)
+    model = model_plan(recipe, toolchain)
     layout = family.layout(model)  # refuses a configuration that the family cannot compute
     memory = None
     if recipe.target != CPU:
@@ -108,16 +108,17 @@ def plan_shapes(recipe: Recipe, toolchain: Toolchain, *, check_memory: bool = Tr
             check_budget(memory, recipe.serving, min_kv_gib=settings.min_kv_gib)
             serving = recipe.serving.model_copy(update={"num_gpu_blocks_override": memory.num_blocks})
             recipe = replace(recipe, serving=serving)
-            model = _model_plan(recipe, family)
+            model = model_plan(recipe, toolchain)
     return Shapes(recipe=recipe, model=model, grid=plan_programs(recipe.serving, model), memory=memory)
 
 
-def _model_plan(recipe: Recipe, family) -> ModelPlan:
+def model_plan(recipe: Recipe, toolchain: Toolchain) -> ModelPlan:
+    """What all programs of a recipe have in common. Raises RecipeError for an unknown architecture."""
     serving = recipe.serving
     return ModelPlan(
         target=recipe.target,
         architecture=recipe.architecture,
-        facts=read_facts(family.FACTS, recipe.model_config),
+        facts=read_facts(toolchain.family(recipe.architecture).FACTS, recipe.model_config),
         dtype=serving.dtype,
         kv_dtype=serving.kv_dtype,
         block_size=serving.block_size,
@@ -223,7 +224,7 @@ def _compile_misses(
     return made
 
 
-def _job(plan: Plan, program: ProgramPlan, store: LocalStore, toolchain: Toolchain, retry_failed: bool) -> Job:
+def _job(plan: Plan, program: ProgramPlan, store: LocalStore, toolchain: Toolchain, retry_failed: bool = False) -> Job:
     return Job(
         plan=program,
         request_key=plan.request_keys[program.name],

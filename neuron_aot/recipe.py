@@ -20,7 +20,7 @@ from __future__ import annotations
 import difflib
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,10 +52,32 @@ class Recipe:
     blocks_given: bool = True
 
 
-def load_recipe(path: Path, *, target: str | None = None, lnc: int | None = None) -> Recipe:
-    """Read, check and resolve a recipe; ``target`` and ``lnc`` override its own. Raises RecipeError listing every
-    problem."""
-    document = _read_yaml(path)
+def load_recipe(
+    path: Path,
+    *,
+    target: str | None = None,
+    lnc: int | None = None,
+    engine: Mapping[str, Any] | None = None,
+    without: Collection[str] = (),
+) -> Recipe:
+    """Read, check and resolve a recipe. Raises RecipeError listing every problem.
+
+    ``target``, ``lnc`` and ``engine`` override the recipe's own; the options ``without`` of neuron_config take their
+    defaults.
+    """
+    document = dict(read_document(path))
+    if engine and isinstance(document.get("engine") or {}, Mapping):
+        document["engine"] = {**(document.get("engine") or {}), **engine}
+    if without and isinstance(document.get("neuron_config"), Mapping):
+        kept = {name: value for name, value in document["neuron_config"].items() if name not in without}
+        document["neuron_config"] = kept
+    return resolve_recipe(document, path, target=target, lnc=lnc)
+
+
+def resolve_recipe(
+    document: Mapping[str, Any], path: Path, *, target: str | None = None, lnc: int | None = None
+) -> Recipe:
+    """Check and resolve a recipe's document; ``path`` names it, and its model is relative to it. Raises RecipeError."""
     problems = check_keys(document, "recipe")
     sections = {name: _section(document, name, problems) for name in ("engine", "neuron_config", "compile")}
     problems += check_keys(sections["compile"], "compile")
@@ -172,7 +194,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_yaml(path: Path) -> Mapping[str, Any]:
+def read_document(path: Path) -> Mapping[str, Any]:
+    """A recipe's YAML as it stands, unchecked. Raises RecipeError when it is no YAML mapping."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import _errors, compile, inspect, preflight, serve, show, verify
+from . import _errors, buckets, compile, coverage, explain, inspect, plan, preflight, serve, show, verify
 
 app = typer.Typer(
     name="neuron-aot",
@@ -34,6 +34,10 @@ def options(
 
 
 app.command("compile")(_errors.border(compile.compile_command))
+app.command("plan")(_errors.border(plan.plan_command))
+app.command("buckets")(_errors.border(buckets.buckets_command))
+app.command("coverage")(_errors.border(coverage.coverage_command))
+app.command("explain")(_errors.border(explain.explain_command))
 app.command("show")(_errors.border(show.show_command))
 app.command("verify")(_errors.border(verify.verify_command))
 app.command("serve")(_errors.border(serve.serve_command))

@@ -11,7 +11,12 @@ from . import _output
 
 
 def compile_command(
-    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.", show_default=False)],
+    recipe: Annotated[
+        Path | None, typer.Argument(help="The recipe, a YAML file; with --from-command, what to start from.")
+    ] = None,
+    from_command: Annotated[
+        str | None, typer.Option(help="A vllm serve command, in quotes: its options are the recipe.")
+    ] = None,
     target: Annotated[str | None, typer.Option(help="Compile for this target instead of the recipe's.")] = None,
     store: Annotated[str, typer.Option(help="The store to compile into.")] = "./store",
     ref: Annotated[str | None, typer.Option(help="A name for the bundle, as in smollm2/demo; it is moved.")] = None,
@@ -24,6 +29,8 @@ def compile_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> int | None:
     """Compile every program of RECIPE that the store does not have, and publish the bundle."""
+    from neuron_aot_runtime.contract.errors import UsageError
+
     from ..make import default_toolchain
     from ..pipeline import compile_recipe
     from ..settings import read_settings
@@ -31,8 +38,10 @@ def compile_command(
     from ._progress import compile_progress
     from ._recipe import command_recipe
 
-    loaded, opened = command_recipe(recipe, target=target, lnc=lnc), open_store(store)
-    jobs = jobs or read_settings().workers
+    if from_command is None and recipe is None:
+        raise UsageError("there is nothing to compile", wanted="a RECIPE, or --from-command 'vllm serve MODEL …'")
+    loaded = command_recipe(recipe, command=from_command, target=target, lnc=lnc)
+    opened, jobs = open_store(store), jobs or read_settings().workers
     if dry_run:
         return _dry_run(loaded, opened, json_output)
     with compile_progress() as progress:

@@ -1,4 +1,4 @@
-"""Planning: which programs a serving configuration needs."""
+"""Planning: which programs a serving configuration needs, and which configuration recorded traffic needs."""
 
 from .grid import Grid, ReasonedDrop, plan_programs
 from .memory import budget_lines, check_budget, memory_budget

@@ -34,10 +34,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``misuse``: lines about options that are unknown, misplaced or break a rule, whatever the bundle."""
+    """``misuse``: lines about options that are unknown, misplaced or break a rule, whatever the bundle.
+
+    ``serving``: the configuration asked for, resolved; None when it breaks a rule.
+    """
 
     misuse: tuple[str, ...]
     differences: tuple[Difference, ...]
+    serving: ServingConfig | None = None
 
     def raise_if_any(self, *, reference: str, next_command: str) -> None:
         """Raises ConfigError when there is misuse, else BundleMissError when there are differences.
@@ -80,6 +84,7 @@ def compare(
         neuron = None
     asked = _asked_engine(manifest, engine)
     options = _bundle_options(manifest, asked) if neuron is None else neuron
+    serving = None
     try:
         serving = resolve_serving(asked, options, model_config=config)
     except ConfigError as error:
@@ -91,7 +96,7 @@ def compare(
         if neuron is not None:
             differences += _neuron(manifest, serving)
         differences += _buckets(manifest, serving)
-    return Comparison(tuple(dict.fromkeys(misuse)), tuple(differences))
+    return Comparison(tuple(dict.fromkeys(misuse)), tuple(differences), serving)
 
 
 def missing_programs(manifest: Manifest, serving: ServingConfig) -> list[str]:

@@ -1,0 +1,102 @@
+"""From a recipe and a request file to a traffic plan, and from that to a new recipe."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from neuron_aot_runtime.contract.errors import StorageFaultError
+
+from .make import Toolchain
+from .pipeline import model_plan
+from .plan.cost import device_speed
+from .plan.planner import Buckets, PlanLimits, TrafficPlan, TrafficPlanner
+from .plan.traffic import Traffic, read_traffic
+from .recipe import Recipe, load_recipe, read_document
+
+_CHOSEN = ("num_batched_tokens_buckets", "num_seqs_buckets", "decode_context_length_buckets")
+
+#: The largest prefill bucket that a longer max_model_len brings along; longer prompts are prefilled in segments.
+_LARGEST_TOKENS = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to plan. ``tflops``, ``gbytes``: the device's speed (TFLOP/s, GB/s), instead of the target's figures."""
+
+    recipe: Path
+    traffic: Path
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    limits: PlanLimits
+    tflops: float | None = None
+    gbytes: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """``recipe``: with the engine arguments that were planned for, and default buckets."""
+
+    recipe: Recipe
+    engine: dict[str, int]
+    traffic: Traffic
+    plan: TrafficPlan
+
+
+def plan_traffic(request: Request, toolchain: Toolchain) -> Planned:
+    """Plan buckets for recorded traffic. Raises RecipeError, UsageError."""
+    engine = _engine(request)
+    recipe = load_recipe(request.recipe, engine=engine, without=_CHOSEN)
+    serving = recipe.serving
+    layout = toolchain.family(recipe.architecture).layout(model_plan(recipe, toolchain))
+    speed = device_speed(recipe.target, serving.tensor_parallel_size, tflops=request.tflops, gbytes=request.gbytes)
+    planner = TrafficPlanner(serving, layout, recipe.model_config, speed, request.limits)
+    traffic = read_traffic(request.traffic, max_model_len=serving.max_model_len)
+    return Planned(recipe=recipe, engine=engine, traffic=traffic, plan=planner.plan(traffic))
+
+
+def write_recipe(planned: Planned, path: Path) -> None:
+    """Write the recipe with the planned engine arguments and buckets to ``path``; comments are not carried over.
+
+    Raises StorageFaultError; RecipeError, and leaves nothing behind, when the result would break a rule.
+    """
+    source = planned.recipe.path
+    document = dict(read_document(source))
+    model = Path(os.path.relpath(source.parent / Path(document["model"]).expanduser(), path.parent))
+    document["model"] = f"./{model}" if model.parts[:1] != ("..",) else str(model)
+    document["engine"] = (document.get("engine") or {}) | planned.engine
+    document["neuron_config"] = _neuron_config(document.get("neuron_config") or {}, planned.plan.chosen.buckets)
+    text = f"# {source.name}, with buckets planned from {len(planned.traffic)} recorded requests.\n"
+    text += yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=120)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            draft.write_text(text, encoding="utf-8")
+            load_recipe(draft)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageFaultError(f"cannot write the recipe {path}: {error.strerror}") from error
+
+
+def _engine(request: Request) -> dict[str, int]:
+    """The engine arguments that the plan depends on, spelled out: dropped bucket lists must not change them."""
+    serving = load_recipe(request.recipe).serving
+    longest = request.max_model_len or serving.max_model_len
+    tokens = request.max_num_batched_tokens
+    if tokens is None and request.max_model_len is not None:
+        tokens = max(min(longest, _LARGEST_TOKENS), serving.max_num_seqs)
+    return {
+        "max_model_len": longest,
+        "max_num_batched_tokens": tokens or serving.max_num_batched_tokens,
+        "max_num_seqs": serving.max_num_seqs,
+    }
+
+
+def _neuron_config(options: dict[str, Any], buckets: Buckets) -> dict[str, Any]:
+    merged = options | buckets.as_neuron_config()
+    return {name: value for name, value in merged.items() if value is not None}
