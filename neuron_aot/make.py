@@ -17,8 +17,7 @@ from neuron_aot_runtime.store import ProgramRecord, Provenance, RequestRecord
 from . import __version__, codegen, keys, lower, models
 from .codegen import CodeGenerator
 from .program import LoweredProgram, ProgramPlan
-from .store import LocalStore, open_store
-from .store.local import Stored
+from .store import Store, Stored, open_store
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def make_program(job: Job, note: Callable[[str], None]) -> Made:
         key = keys.program_key(lowered, target=generator.target, code_generator=generator.identity())
         with store.lock(key, lambda: note("waiting")):
             record = store.program(key)
-            compiled = record is None or not store.is_whole(record.artifact)
+            compiled = record is None or not store.is_there(record.artifact)
             if compiled:
                 note("generating")
                 stored = _generate(store, generator, lowered, key, lower_ms)
@@ -101,7 +100,7 @@ def make_program(job: Job, note: Callable[[str], None]) -> Made:
         return Made(request, stored.record, compiled=compiled, adopted=stored.adopted)
 
 
-def _generate(store: LocalStore, generator: CodeGenerator, lowered: LoweredProgram, key: str, lower_ms: int) -> Stored:
+def _generate(store: Store, generator: CodeGenerator, lowered: LoweredProgram, key: str, lower_ms: int) -> Stored:
     started = time.monotonic()
     with store.scratch() as directory:
         artifact = directory / "artifact"

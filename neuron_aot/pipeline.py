@@ -22,7 +22,7 @@ from .plan import Grid, ReasonedDrop, plan_programs
 from .program import ModelPlan, ProgramPlan
 from .recipe import Recipe
 from .schedule.local import Finished, Noted, default_jobs, run_tasks
-from .store import LocalStore
+from .store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Progress:
     failed: Callable[[str, NeuronAotError], None] = field(default=lambda name, error: None)
 
 
-def make_plan(recipe: Recipe, store: LocalStore, toolchain: Toolchain) -> Plan:
+def make_plan(recipe: Recipe, store: Store, toolchain: Toolchain) -> Plan:
     """Plan a recipe's programs, key them and look them up. Writes nothing.
 
     Raises RecipeError, UsageError (target), StoreError.
@@ -99,13 +99,14 @@ def make_plan(recipe: Recipe, store: LocalStore, toolchain: Toolchain) -> Plan:
     grid = plan_programs(serving, model)
     identity, lowering = generator.identity(), toolchain.lowering_identity()
     request_keys = {program.name: keys.request_key(program, identity, lowering) for program in grid.programs}
-    found = {name: hit for name, key in request_keys.items() if (hit := store.find(key))}
+    hits = store.find_all(request_keys.values())
+    found = {name: hits[key] for name, key in request_keys.items() if key in hits}
     return Plan(recipe=recipe, model=model, grid=grid, lowering=lowering, request_keys=request_keys, found=found)
 
 
 def compile_recipe(
     recipe: Recipe,
-    store: LocalStore,
+    store: Store,
     toolchain: Toolchain,
     *,
     ref: str | None = None,
@@ -142,12 +143,9 @@ def compile_recipe(
     )
 
 
-def _compile_misses(
-    plan: Plan, store: LocalStore, jobs: int, progress: Progress, toolchain: Toolchain
-) -> dict[str, Made]:
+def _compile_misses(plan: Plan, store: Store, jobs: int, progress: Progress, toolchain: Toolchain) -> dict[str, Made]:
     store.clean_litter()
-    with store.scratch():
-        pass  # a store that cannot be written to is told before the work, not after
+    store.require_writable()
     names = [program.name for program in plan.misses]
     tasks = [(make_program, (_job(plan, item, store, toolchain),)) for item in plan.misses]
     made: dict[str, Made] = {}
@@ -166,7 +164,7 @@ def _compile_misses(
                     progress.failed(name, event.error)
     except KeyboardInterrupt:
         # Asked of the store: a worker may have stored a program whose news did not arrive here.
-        kept = sum(store.find(key) is not None for key in plan.request_keys.values())
+        kept = len(store.find_all(plan.request_keys.values()))
         raise Interrupted(kept, len(plan.grid.programs)) from None
     finally:
         store.clean_litter()
@@ -175,12 +173,12 @@ def _compile_misses(
     return made
 
 
-def _job(plan: Plan, program: ProgramPlan, store: LocalStore, toolchain: Toolchain) -> Job:
+def _job(plan: Plan, program: ProgramPlan, store: Store, toolchain: Toolchain) -> Job:
     return Job(
         plan=program,
         request_key=plan.request_keys[program.name],
         lowering=plan.lowering,
-        store=str(store.root),
+        store=store.location,
         toolchain=toolchain,
     )
 

@@ -17,6 +17,7 @@ from .make import Toolchain
 from .program import ModelPlan, ProgramPlan
 from .schedule.local import Finished, Noted, run_tasks
 from .store import open_store
+from .store.check import check_programs
 
 Problem = tuple[str, NeuronAotError]
 
@@ -35,24 +36,8 @@ def verify_stored(bundle: Bundle) -> list[Problem]:
 
     The manifest itself was verified when the bundle was opened. Returns (program or ``bundle``, what is wrong).
     """
-    problems: list[Problem] = []
     store = open_store(bundle.store_root)
-    for program in bundle.manifest.programs:
-        try:
-            bundle.artifact_path(program)
-            record = store.program(program.program_key)
-            if record is None:
-                raise NotFoundError(
-                    f"{program.name} has no record in the store", wanted=program_path(program.program_key)
-                )
-            if record.artifact != program.artifact:
-                raise IntegrityError(
-                    f"{program.name} is recorded with another artifact than the bundle names",
-                    wanted=program.artifact.digest,
-                    found=record.artifact.digest,
-                )
-        except NeuronAotError as error:
-            problems.append((program.name, error))
+    problems = [(problem.subject, problem.error) for problem in check_programs(store, bundle.manifest)]
     return problems + [("bundle", error) for error in _completeness(bundle.manifest)]
 
 

@@ -1,0 +1,182 @@
+"""Garbage collection by reachability, and purging single entries.
+
+What a ref means, or one of the last entries of a ref's history, is reachable, with all it names. The rest goes once
+it is older than the grace period, which covers every writer that has not yet published what it has stored. ``leases``
+says why a concurrent push loses nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from neuron_aot_runtime.contract.errors import IntegrityError, NotFoundError, UsageError
+from neuron_aot_runtime.contract.layout import (
+    blob_path,
+    bundle_path,
+    is_bundle_id,
+    program_path,
+    signature_directory,
+)
+from neuron_aot_runtime.store import Entry, RequestRecord, parse_record, read_manifest, read_ref, refs
+
+from . import leases
+from .refs import history
+from .store import Store
+
+#: Seconds: a day, longer than any push or compile that has not published yet.
+DEFAULT_GRACE = 24 * 3600
+_BATCH = 100
+#: Names first, then what they name: a gc that is killed leaves nothing that dangles.
+_ORDER = ("signatures", "bundles", "requests", "differences", "programs", "blobs", "leases")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What goes and what stays; sizes in bytes."""
+
+    doomed: tuple[Entry, ...]
+    kept: int
+    kept_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(entry.size for entry in self.doomed)
+
+
+def plan_gc(store: Store, *, keep_last: int = 1, grace: float = DEFAULT_GRACE) -> Plan:
+    """What a gc would remove. ``keep_last``: entries of each ref's history that stay, what it means now included.
+
+    Raises IntegrityError when anything reachable cannot be read: then nothing is known to be garbage.
+    """
+    entries = {kind: store.list(kind) for kind in _ORDER}
+    reachable = _reachable(store, keep_last, grace)
+    old = time.time() - grace
+    doomed = [
+        entry
+        for kind in _ORDER
+        for entry in entries[kind]
+        if entry.modified < old and entry.path not in reachable and not _kept_with(entry, reachable, store)
+    ]
+    all_entries = [entry for kind in _ORDER for entry in entries[kind]]
+    gone = {entry.path for entry in doomed}
+    kept = [entry for entry in all_entries if entry.path not in gone]
+    return Plan(tuple(doomed), len(kept), sum(entry.size for entry in kept))
+
+
+def collect(store: Store, *, keep_last: int = 1, grace: float = DEFAULT_GRACE) -> Plan:
+    """Remove what ``plan_gc`` lists. Safe while others push."""
+    with leases.held(store.backend, "gc") as lease:
+        # Planned under the lease: a push that this plan does not see will see the lease, wait, and look again.
+        plan = plan_gc(store, keep_last=keep_last, grace=grace)
+        renewed = time.monotonic()
+        for start in range(0, len(plan.doomed), _BATCH):
+            if time.monotonic() - renewed > leases.GC_ALIVE / 4:
+                store.backend.replace(lease, store.read(lease))
+                renewed = time.monotonic()
+            for entry in plan.doomed[start : start + _BATCH]:
+                store.backend.delete(entry.path)
+    if not store.remote:
+        store.clean_litter()
+    return plan
+
+
+def purge(store: Store, name: str, *, force: bool = False) -> list[Entry]:
+    """Remove one bundle or one program (with its requests and its blob, unless another program has the same bytes).
+
+    Raises NotFoundError; UsageError when a ref means the bundle, or a bundle names the program, unless ``force``.
+    """
+    if not is_bundle_id(name):
+        raise UsageError(f"{name!r} is neither a bundle id nor a program key", wanted="64 hex digits", found=repr(name))
+    bundles = {entry.path: entry for entry in store.list("bundles")}
+    if bundle_path(name) in bundles:
+        users = [ref for ref in refs(store.backend) if read_ref(store.backend, ref).bundle == name]
+        doomed = [*store.list(signature_directory(name)), bundles[bundle_path(name)]]
+        what, by = "bundle", "refs"
+    else:
+        doomed = _program_entries(store, name)
+        users = [Path(path).stem[:16] for path in bundles if _names(store, path, name)]
+        what, by = "program", "bundles"
+    if users and not force:
+        raise UsageError(
+            f"the {what} {name} is in use",
+            found=f"{by} {', '.join(users)}",
+            next_command="remove those first, or --force (what names it will be incomplete)",
+        )
+    for entry in doomed:
+        store.backend.delete(entry.path)
+    return doomed
+
+
+def _reachable(store: Store, keep_last: int, grace: float) -> set[str]:
+    bundles = set()
+    for name in refs(store.backend):
+        bundles.add(read_ref(store.backend, name).bundle)
+        bundles |= {record.bundle for record in history(store.backend, name)[:keep_last]}
+    young = time.time() - grace
+    bundles |= {Path(entry.path).stem for entry in store.list("bundles") if entry.modified >= young}
+    found: set[str] = set()
+    for bundle in bundles:
+        try:
+            manifest = read_manifest(store.backend, bundle)
+        except NotFoundError:
+            continue  # purged; its ref dangles, and verify says so
+        found.add(bundle_path(bundle))
+        for program in manifest.programs:
+            found |= {program_path(program.program_key), blob_path(program.artifact.digest)}
+    for lease in leases.pushes(store.backend, younger_than=grace):
+        found |= {program_path(key) for key in lease.programs} | {blob_path(digest) for digest in lease.blobs}
+    for entry in store.list("programs"):
+        if entry.modified >= young or entry.path in found:
+            found |= {entry.path, *_blob_of(store, entry.path)}
+    return found
+
+
+def _kept_with(entry: Entry, reachable: set[str], store: Store) -> bool:
+    """Whether what belongs to something else stays because that stays."""
+    kind, owner = entry.path.partition("/")[0], Path(entry.path).parent.name
+    if kind == "signatures":
+        return bundle_path(owner) in reachable
+    if kind == "differences":
+        return program_path(owner) in reachable
+    if kind == "requests":
+        record = parse_record(RequestRecord, store.read(entry.path), where=f"{store.location}/{entry.path}")
+        return program_path(record.program_key) in reachable
+    return False
+
+
+def _blob_of(store: Store, path: str) -> Iterable[str]:
+    try:
+        record = store.program(Path(path).stem)
+    except IntegrityError:
+        return ()  # damaged: verify names it, and its blob is kept by whoever else names it
+    return (blob_path(record.artifact.digest),) if record else ()
+
+
+def _program_entries(store: Store, key: str) -> list[Entry]:
+    record = store.program(key)
+    if record is None:
+        raise NotFoundError(
+            f"the store {store.location} has neither a bundle nor a program {key}",
+            next_command=f"neuron-aot ls {store.location}",
+        )
+    requests = [
+        entry
+        for entry in store.list("requests")
+        if (found := store.request(Path(entry.path).stem)) and found.program_key == key
+    ]
+    others = [store.program(Path(path).stem) for path in store.names("programs") if Path(path).stem != key]
+    doomed = [*requests, store.backend.stat(program_path(key))]
+    if not any(other and other.artifact.digest == record.artifact.digest for other in others):
+        try:
+            doomed.append(store.backend.stat(blob_path(record.artifact.digest)))
+        except NotFoundError:
+            pass
+    return doomed
+
+
+def _names(store: Store, path: str, program_key: str) -> bool:
+    manifest = read_manifest(store.backend, Path(path).stem)
+    return any(program.program_key == program_key for program in manifest.programs)
