@@ -125,11 +125,13 @@ def compile_recipe(
     plan = make_plan(recipe, store, toolchain)
     jobs = min(jobs or default_jobs(), max(len(plan.misses), 1))
     progress.planned(plan, jobs)
-    made = _compile_misses(plan, store, jobs, progress, toolchain) if plan.misses else {}
-    programs = plan.found | {name: (item.request, item.record) for name, item in made.items()}
-    bundle = store.publish(bundle_manifest(plan, programs, toolchain))
-    if ref is not None:
-        store.set_ref(ref, RefRecord(bundle=bundle, model=str(recipe.model)))
+    records = [record for _, record in plan.found.values()]
+    with store.leased([item.program_key for item in records], [item.artifact.digest for item in records]):
+        made = _compile_misses(plan, store, jobs, progress, toolchain) if plan.misses else {}
+        programs = plan.found | {name: (item.request, item.record) for name, item in made.items()}
+        bundle = store.publish(bundle_manifest(plan, programs, toolchain))
+        if ref is not None:
+            store.set_ref(ref, RefRecord(bundle=bundle, model=str(recipe.model)))
     compiled = sum(item.compiled for item in made.values())
     return Report(
         bundle=bundle,

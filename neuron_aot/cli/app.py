@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import _errors, compile, serve, show, verify
+from . import _errors, compile, doctor, refs, serve, show, stores, transfer, trust, verify
 
 app = typer.Typer(
     name="neuron-aot",
@@ -37,3 +37,34 @@ app.command("compile")(_errors.border(compile.compile_command))
 app.command("show")(_errors.border(show.show_command))
 app.command("verify")(_errors.border(verify.verify_command))
 app.command("serve")(_errors.border(serve.serve_command))
+
+for name, command in {
+    "push": transfer.push_command,
+    "pull": transfer.pull_command,
+    "export": transfer.export_command,
+    "import": transfer.import_command,
+    "ls": stores.ls_command,
+    "diff": stores.diff_command,
+    "gc": stores.gc_command,
+    "purge": stores.purge_command,
+    "rollback": refs.rollback_command,
+    "sign": trust.sign_command,
+    "doctor": doctor.doctor_command,
+}.items():
+    app.command(name)(_errors.border(command))
+
+_refs = typer.Typer(help="Set, remove and look back at a store's refs.", no_args_is_help=True)
+for name, command in {"set": refs.set_command, "rm": refs.rm_command, "log": refs.log_command}.items():
+    _refs.command(name)(_errors.border(command))
+app.add_typer(_refs, name="refs")
+
+_keys = typer.Typer(help="Keys that sign bundles, and policies that trust them.", no_args_is_help=True)
+for name, command in {
+    "new": trust.new_command,
+    "show": trust.show_command,
+    "trust": trust.trust_command,
+    "distrust": trust.distrust_command,
+    "list": trust.list_command,
+}.items():
+    _keys.command(name)(_errors.border(command))
+app.add_typer(_keys, name="keys")

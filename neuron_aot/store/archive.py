@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from neuron_aot_runtime.contract.errors import IntegrityError, UsageError
+from neuron_aot_runtime.contract.errors import IntegrityError, NotFoundError, UsageError
 from neuron_aot_runtime.contract.layout import (
     blob_path,
     bundle_path,
@@ -86,7 +86,11 @@ def import_bundle(
         reader.location = str(file)
         bundle = open_bundle(Reference(str(file), bundles[0]), reader=reader)
         for program in bundle.manifest.programs:
-            bundle.artifact_path(program)
+            try:
+                bundle.artifact_path(program)
+                reader.stat(program_path(program.program_key))
+            except NotFoundError as error:
+                raise _hostile(file, program.name, "its artifact or record is not in the file") from error
         return copy_bundle(bundle, destination, ref=ref, progress=progress)
 
 

@@ -22,7 +22,7 @@ class Backend(StoreReader, Protocol):
         """Store ``data`` unless ``path`` is taken. Returns whether it was stored."""
 
     def create_file(self, path: str, source: Path) -> bool:
-        """The same for a file, which may be moved; it is not held in memory."""
+        """The same for a file, which is not held in memory. It may be moved, and must not be written to afterwards."""
 
     def replace(self, path: str, data: bytes) -> None:
         """Store ``data`` whatever ``path`` held, at one stroke."""

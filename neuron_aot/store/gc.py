@@ -54,11 +54,12 @@ def plan_gc(store: Store, *, keep_last: int = 1, grace: float = DEFAULT_GRACE) -
     entries = {kind: store.list(kind) for kind in _ORDER}
     reachable = _reachable(store, keep_last, grace)
     old = time.time() - grace
+    dead = {"leases": time.time() - leases.PUSH_ALIVE}
     doomed = [
         entry
         for kind in _ORDER
         for entry in entries[kind]
-        if entry.modified < old and entry.path not in reachable and not _kept_with(entry, reachable, store)
+        if entry.modified < dead.get(kind, old) and entry.path not in reachable and not _kept_with(entry, reachable, store)
     ]
     all_entries = [entry for kind in _ORDER for entry in entries[kind]]
     gone = {entry.path for entry in doomed}
@@ -69,7 +70,7 @@ def plan_gc(store: Store, *, keep_last: int = 1, grace: float = DEFAULT_GRACE) -
 def collect(store: Store, *, keep_last: int = 1, grace: float = DEFAULT_GRACE) -> Plan:
     """Remove what ``plan_gc`` lists. Safe while others push."""
     with leases.held(store.backend, "gc") as lease:
-        # Planned under the lease: a push that this plan does not see will see the lease, wait, and look again.
+        # Planned under the lease: a push whose lease this plan does not see will see ours, and wait before it looks.
         plan = plan_gc(store, keep_last=keep_last, grace=grace)
         renewed = time.monotonic()
         for start in range(0, len(plan.doomed), _BATCH):
@@ -111,13 +112,16 @@ def purge(store: Store, name: str, *, force: bool = False) -> list[Entry]:
 
 
 def _reachable(store: Store, keep_last: int, grace: float) -> set[str]:
+    found: set[str] = set()
+    # Before the refs and bundles: a push whose lease is gone by now has published, one that has not still holds it.
+    for lease in leases.pushes(store.backend):
+        found |= {program_path(key) for key in lease.programs} | {blob_path(digest) for digest in lease.blobs}
     bundles = set()
     for name in refs(store.backend):
         bundles.add(read_ref(store.backend, name).bundle)
         bundles |= {record.bundle for record in history(store.backend, name)[:keep_last]}
     young = time.time() - grace
     bundles |= {Path(entry.path).stem for entry in store.list("bundles") if entry.modified >= young}
-    found: set[str] = set()
     for bundle in bundles:
         try:
             manifest = read_manifest(store.backend, bundle)
@@ -126,8 +130,6 @@ def _reachable(store: Store, keep_last: int, grace: float) -> set[str]:
         found.add(bundle_path(bundle))
         for program in manifest.programs:
             found |= {program_path(program.program_key), blob_path(program.artifact.digest)}
-    for lease in leases.pushes(store.backend, younger_than=grace):
-        found |= {program_path(key) for key in lease.programs} | {blob_path(digest) for digest in lease.blobs}
     for entry in store.list("programs"):
         if entry.modified >= young or entry.path in found:
             found |= {entry.path, *_blob_of(store, entry.path)}

@@ -1,8 +1,8 @@
 """What a running writer announces, so that a gc that runs meanwhile takes nothing it relies on.
 
-A push writes a lease, then looks what is there, then publishes, then looks again (see ``transfer``). A gc writes a
-lease, then reads those of the pushes, then deletes. Whichever lease is written first is seen by the other side, so
-nothing that a finished push relies on is lost, without a lock that a killed process could leave behind.
+A push writes a lease, then waits until no gc runs, then looks what is there. A gc writes a lease, then reads those of
+the pushes, then deletes. Whichever lease is written first is seen by the other side, so nothing that a push relies on
+is lost, and no lock is needed that a killed process would leave behind.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from neuron_aot_runtime.contract.errors import NotFoundError
 from neuron_aot_runtime.store import parse_record
 from neuron_aot_runtime.store.records import Lease
 
-#: Seconds. A gc that has not renewed its lease for so long was killed.
+#: Seconds. A gc that has not renewed its lease for so long was killed; so was a push whose lease is older than a day.
 GC_ALIVE = 600
+PUSH_ALIVE = 24 * 3600
 
 
 @contextmanager
@@ -38,11 +39,11 @@ def held(backend, kind: str, programs: Iterable[str] = (), blobs: Iterable[str] 
         backend.delete(path)
 
 
-def pushes(backend, *, younger_than: float) -> list[Lease]:
-    """The leases of pushes, less those that a killed one left more than ``younger_than`` seconds ago."""
+def pushes(backend) -> list[Lease]:
+    """The leases of pushes, less those that were killed."""
     found = []
     for entry in backend.list("leases"):
-        if entry.path.startswith("leases/push-") and time.time() - entry.modified < younger_than:
+        if entry.path.startswith("leases/push-") and time.time() - entry.modified < PUSH_ALIVE:
             try:
                 data = backend.read(entry.path)
             except NotFoundError:

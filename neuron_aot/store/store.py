@@ -22,7 +22,15 @@ from neuron_aot_runtime.contract.layout import (
 )
 from neuron_aot_runtime.contract.manifest import Artifact, Manifest
 from neuron_aot_runtime.settings import read_store_settings
-from neuron_aot_runtime.store import Entry, ProgramRecord, RefRecord, RequestRecord, is_remote, parse_record
+from neuron_aot_runtime.store import (
+    Entry,
+    ProgramRecord,
+    RefRecord,
+    RequestRecord,
+    is_remote,
+    open_reader,
+    parse_record,
+)
 from neuron_aot_runtime.store.cache import Cache, default_cache, download
 from neuron_aot_runtime.store.locks import hold_lock
 from neuron_aot_runtime.store.reader import LocalReader, StoreReader, storage_errors
@@ -245,9 +253,12 @@ class Store:
         """Let a ref mean a bundle, at one stroke. Raises UsageError (bad name), NotFoundError (no such bundle)."""
         return refs.set_ref(self.backend, name, record)
 
-    def leased(self, programs: Iterable[str] = (), blobs: Iterable[str] = ()):
-        """A context manager: until its end no gc takes these, whatever their age."""
-        return leases.held(self.backend, "push", programs, blobs)
+    @contextmanager
+    def leased(self, programs: Iterable[str] = (), blobs: Iterable[str] = ()) -> Iterator[None]:
+        """Until its end no gc takes these, whatever their age. Waits for a gc that runs already."""
+        with leases.held(self.backend, "push", programs, blobs):
+            leases.wait_for_gc(self.backend)
+            yield
 
     def _require_program(self, program) -> None:
         record = self.program(program.program_key)
@@ -287,6 +298,13 @@ def open_store(location: str) -> Store:
         return Store(backend, backend.root)
     of_url = hashlib.sha256(backend.location.encode()).hexdigest()[:32]
     return Store(backend, read_store_settings().cache / "work" / of_url, default_cache())
+
+
+def open_existing(location: str) -> Store:
+    """``open_store`` for what only makes sense of a store that is there. Raises NotFoundError too."""
+    if not is_remote(location):
+        open_reader(location)
+    return open_store(location)
 
 
 def now() -> str:

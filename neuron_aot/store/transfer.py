@@ -25,7 +25,6 @@ from neuron_aot_runtime.store import (
     parse_record,
 )
 
-from .leases import wait_for_gc
 from .store import STREAMS, Store
 
 
@@ -73,11 +72,6 @@ def copy_bundle(
         manifest = _with_artifacts(manifest, winners)
         copy.requests(set(programs))
         bundle_id = destination.publish(manifest)
-        # A gc that ran meanwhile may not have seen the lease, and have taken what was found rather than copied.
-        wait_for_gc(destination.backend)
-        copy.blobs({record.artifact.digest: record.artifact for record in winners.values()})
-        copy.each(destination.put_program, winners.values())
-        destination.publish(manifest)
         if bundle_id == bundle.bundle_id:
             copy.signatures(bundle_id)
         if ref is not None:

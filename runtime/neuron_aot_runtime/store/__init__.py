@@ -5,7 +5,7 @@ for program in bundle.manifest.programs:
     path = bundle.artifact_path(program)   # its sha256 has been checked
 """
 
-from .bundle import Bundle, open_bundle, read_manifest, read_ref, refs
+from .bundle import Bundle, open_bundle, read_manifest, read_program, read_ref, refs
 from .reader import Entry, LocalReader, StoreReader
 from .readers import is_remote, open_reader
 from .records import ProgramRecord, Provenance, RefRecord, RequestRecord, parse_record
@@ -27,6 +27,7 @@ __all__ = [
     "parse_record",
     "parse_reference",
     "read_manifest",
+    "read_program",
     "read_ref",
     "refs",
 ]

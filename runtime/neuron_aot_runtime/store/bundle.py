@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..contract.canonical import digest_file
-from ..contract.errors import IntegrityError, NotFoundError, UsageError
-from ..contract.layout import blob_path, bundle_path, is_bundle_id, ref_path
+from ..contract.errors import IntegrityError, NotFoundError, OfflineError, UsageError
+from ..contract.layout import blob_path, bundle_path, is_bundle_id, program_path, ref_path
 from ..contract.manifest import Artifact, Manifest, Program, parse_manifest
 from ..settings import read_store_settings
 from .reader import StoreReader, storage_errors
 from .readers import open_reader
-from .records import RefRecord, parse_record
+from .records import ProgramRecord, RefRecord, parse_record
 from .reference import Reference, parse_reference
 from .trust import check_trusted, read_policy, require_content
 
@@ -120,6 +120,16 @@ def read_ref(reader: StoreReader, name: str) -> RefRecord:
             found=", ".join(close or known[:5]) or "no refs at all",
             next_command=f"neuron-aot compile RECIPE --store {reader.location} --ref {name}",
         ) from error
+
+
+def read_program(reader: StoreReader, program_key: str) -> ProgramRecord | None:
+    """The record of a program; None when it is not there, or offline not known. Raises IntegrityError."""
+    path = program_path(program_key)
+    try:
+        data = reader.read(path)
+    except (NotFoundError, OfflineError):
+        return None
+    return parse_record(ProgramRecord, data, where=f"{reader.location}/{path}")
 
 
 def refs(reader: StoreReader) -> list[str]:

@@ -114,7 +114,7 @@ class ObjectReader:
     def list(self, directory: str) -> list[Entry]:
         import obstore
 
-        with self.errors(directory):
+        with self.errors(directory, proves_bucket=False):
             found = [_entry(meta) for page in obstore.list(self.client, directory, chunk_size=1000) for meta in page]
         if not found and not self._bucket_seen:
             self._require_bucket(directory)
@@ -124,18 +124,22 @@ class ObjectReader:
         return [entry.path for entry in self.list(directory)]
 
     @contextmanager
-    def errors(self, path: str, *, head: bool = False, passing: tuple[type[Exception], ...] = ()):
+    def errors(
+        self, path: str, *, head: bool = False, proves_bucket: bool = True, passing: tuple[type[Exception], ...] = ()
+    ):
         """The one border from the service's answers to our errors, less those of ``passing``.
 
-        ``head``: the request was one whose answer has no body, so an error says too little.
+        ``head``: the request was one whose answer has no body, so an error says too little. ``proves_bucket``: whether
+        an answer without an error means that the bucket exists.
         """
+        from obstore.exceptions import BaseError
 
         try:
             yield
-            self._bucket_seen = True
+            self._bucket_seen = self._bucket_seen or proves_bucket
         except (NeuronAotError, *passing):
             raise
-        except Exception as error:
+        except (BaseError, OSError) as error:
             if (
                 head
                 and _code(error) is None
@@ -177,7 +181,7 @@ class ObjectReader:
                 **where,
                 next_command="sign in again (aws sso login, or renew AWS_SESSION_TOKEN), then run it again",
             ) from error
-        if code in _REGION or _status(text) in ("301", "307"):
+        if code in _REGION or _status(text) in ("301", "307") or "Received redirect without" in text:
             region = re.search(r"<Region>([a-z0-9-]+)</Region>|expecting '([a-z0-9-]+)'", text)
             named = (region[1] or region[2]) if region else None
             raise WrongRegionError(
@@ -237,4 +241,5 @@ def _no_credentials(text: str) -> bool:
 
 
 def _first_line(text: str) -> str:
-    return re.sub(r" in [\d.]+(µs|ms|s)\b", "", text.partition("\n")[0])[:300]
+    line = re.sub(r" in [\d.]+(µs|ms|s)\b|, max_retries: \d+, retry_timeout: \d+s ", "", text.partition("\n")[0])
+    return line.removeprefix("Generic S3 error: ").removeprefix("Error performing ")[:300]
