@@ -43,6 +43,7 @@ for name, command in {
     "pull": transfer.pull_command,
     "export": transfer.export_command,
     "import": transfer.import_command,
+    "import-cache": transfer.import_cache_command,
     "ls": stores.ls_command,
     "diff": stores.diff_command,
     "gc": stores.gc_command,

@@ -77,3 +77,35 @@ def import_command(
     with copy_progress("import") as progress:
         report = import_bundle(file, open_store(destination), ref=ref, progress=progress)
     tell_copy(report, destination, as_json=json_output)
+
+
+def import_cache_command(
+    directory: Annotated[Path, typer.Argument(help="A Neuron compile cache.", show_default=False)],
+    store: _Store = "./store",
+    json_output: _Json = False,
+) -> int:
+    """Adopt the programs of a Neuron compile cache (MODULE_…/ folders), recognised by their content."""
+    from ..store import open_store
+    from ..store.adopt import adopt_cache
+
+    outcomes = adopt_cache(directory, open_store(store))
+    for outcome in outcomes:
+        said = "known already" if outcome.known else "adopted"
+        _output.talk(f"{outcome.folder}: {outcome.error or said}", style="red" if outcome.error else None)
+    failed = [outcome for outcome in outcomes if outcome.error]
+    if json_output:
+        _output.data(
+            {
+                "adopted": [
+                    {"folder": item.folder, "known": item.known, "program_key": item.record.program_key,
+                     "target": item.record.target, **item.record.artifact.model_dump()}
+                    for item in outcomes if item.record
+                ],
+                "refused": [{"folder": item.folder, **item.error.as_dict()} for item in failed],
+            }
+        )  # fmt: skip
+    else:
+        for item in outcomes:
+            if item.record:
+                print(item.record.program_key)
+    return failed[0].error.exit_code if failed else 0

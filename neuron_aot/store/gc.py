@@ -59,7 +59,9 @@ def plan_gc(store: Store, *, keep_last: int = 1, grace: float = DEFAULT_GRACE) -
         entry
         for kind in _ORDER
         for entry in entries[kind]
-        if entry.modified < dead.get(kind, old) and entry.path not in reachable and not _kept_with(entry, reachable, store)
+        if entry.modified < dead.get(kind, old)
+        and entry.path not in reachable
+        and not _kept_with(entry, reachable, store)
     ]
     all_entries = [entry for kind in _ORDER for entry in entries[kind]]
     gone = {entry.path for entry in doomed}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -162,3 +164,39 @@ def test_doctor(run, s3):
 def test_mistakes_are_told(run, arguments, code, told):
     assert told in run(*arguments, code=code).stderr
     assert not Path("copy").exists()
+
+
+def neff(payload: bytes) -> bytes:
+    head = struct.pack("<QQQQQ128s", 2, 1024, len(payload), 2, 0, b"2.21.0+1")
+    return head + bytes(1024 - len(head)) + payload
+
+
+def test_import_cache(run, tmp_path):
+    module = b"\x0a\x04name" + b"\x12\x04main" + b"\x1a\x03abc"
+    cache = tmp_path / "cache-of-another" / "neuronxcc-2"
+    entries = {
+        "MODULE_1": {
+            "model.neff": neff(b"one"),
+            "model.hlo_module.pb": module,
+            "compile_flags.json": b'["--target=trn1"]',
+        },
+        "renamed": {"a": neff(b"two"), "b": gzip.compress(module + b"\x1a\x00"), "model.done": b""},
+        "MODULE_same": {"x.neff": neff(b"one"), "y": module, "z": b'["--target=trn1"]', "lock": b"pid 1"},
+        "MODULE_cut": {"model.neff": neff(b"three")[:-1], "model.hlo_module.pb": module},
+        "MODULE_empty": {"model.neff": b"", "model.hlo_module.pb": module},
+        "MODULE_failed": {"model.log": b"error", "model.hlo_module.pb": module},
+    }
+    for folder, files in entries.items():
+        (cache / folder).mkdir(parents=True)
+        for name, data in files.items():
+            (cache / folder / name).write_bytes(data)
+    told = answer(run("import-cache", str(cache), "adopted", "--json", code=6))
+    adopted = {Path(item["folder"]).name: item for item in told["adopted"]}
+    assert set(adopted) == {"MODULE_1", "renamed", "MODULE_same"} and adopted["MODULE_1"]["target"] == "trn1"
+    assert adopted["MODULE_same"]["known"] and adopted["MODULE_same"]["digest"] == adopted["MODULE_1"]["digest"]
+    assert {Path(item["folder"]).name for item in told["refused"]} == {"MODULE_cut", "MODULE_empty"}
+    store = open_store("adopted")
+    assert len(store.names("programs")) == 2
+    assert answer(run("verify", "adopted", "--all", "--json"))["ok"]
+    run("import-cache", "store/refs", "adopted", code=4)
+    run("import-cache", "nowhere", "adopted", code=4)
