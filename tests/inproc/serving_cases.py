@@ -40,7 +40,7 @@ def serve(model, monkeypatch):
         machine = FakeDevice()
         monkeypatch.setattr(store, "open_bundle", lambda reference: bundle)
         monkeypatch.setattr(device, "open_device", lambda target, local_rank=0: machine)
-        active._open.cache_clear()
+        active.open_once.cache_clear()
         platform._verify_inputs.cache_clear()
         engine = {name: value for name, value in bundle.manifest.serving.engine.items()}
         llm = LLM(**(engine | {"model": str(model), "skip_tokenizer_init": True} | arguments))
