@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from neuron_aot_runtime.store import Entry, RequestRecord, parse_record, read_ma
 
 from . import leases
 from .refs import history
-from .store import Store
+from .store import STREAMS, Store
 
 #: Seconds: a day, longer than any push or compile that has not published yet.
 DEFAULT_GRACE = 24 * 3600
@@ -55,14 +56,15 @@ def plan_gc(store: Store, *, keep_last: int = 1, grace: float = DEFAULT_GRACE) -
     reachable = _reachable(store, keep_last, grace)
     old = time.time() - grace
     dead = {"leases": time.time() - leases.PUSH_ALIVE}
-    doomed = [
+    candidates = [
         entry
         for kind in _ORDER
         for entry in entries[kind]
-        if entry.modified < dead.get(kind, old)
-        and entry.path not in reachable
-        and not _kept_with(entry, reachable, store)
+        if entry.modified < dead.get(kind, old) and entry.path not in reachable
     ]
+    with ThreadPoolExecutor(STREAMS) as pool:
+        stays = pool.map(lambda entry: _kept_with(entry, reachable, store), candidates)
+        doomed = [entry for entry, kept in zip(candidates, stays, strict=True) if not kept]
     all_entries = [entry for kind in _ORDER for entry in entries[kind]]
     gone = {entry.path for entry in doomed}
     kept = [entry for entry in all_entries if entry.path not in gone]
@@ -79,8 +81,10 @@ def collect(store: Store, *, keep_last: int = 1, grace: float = DEFAULT_GRACE) -
             if time.monotonic() - renewed > leases.GC_ALIVE / 4:
                 store.backend.replace(lease, store.read(lease))
                 renewed = time.monotonic()
-            for entry in plan.doomed[start : start + _BATCH]:
-                store.backend.delete(entry.path)
+            for kind in _ORDER:  # names before what they name, within a batch too
+                paths = [item.path for item in plan.doomed[start : start + _BATCH] if item.path.startswith(f"{kind}/")]
+                with ThreadPoolExecutor(STREAMS) as pool:
+                    list(pool.map(store.backend.delete, paths))
     if not store.remote:
         store.clean_litter()
     return plan
@@ -133,7 +137,7 @@ def _reachable(store: Store, keep_last: int, grace: float) -> set[str]:
         for program in manifest.programs:
             found |= {program_path(program.program_key), blob_path(program.artifact.digest)}
     for entry in store.list("programs"):
-        if entry.modified >= young or entry.path in found:
+        if entry.modified >= young and entry.path not in found:
             found |= {entry.path, *_blob_of(store, entry.path)}
     return found
 
