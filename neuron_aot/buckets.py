@@ -11,7 +11,7 @@ from .plan import ReasonedDrop
 from .plan.bounds import Bound, device_bytes, padding_bounds
 from .recipe import Recipe
 from .schedule.local import default_jobs
-from .store import LocalStore
+from .store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class DescribedGrid:
         }
 
 
-def describe_grid(recipe: Recipe, store: LocalStore | None, toolchain: Toolchain, *, jobs: int | None) -> DescribedGrid:
+def describe_grid(recipe: Recipe, store: Store | None, toolchain: Toolchain, *, jobs: int | None) -> DescribedGrid:
     """Describe every program of ``recipe``. Raises RecipeError, UsageError (target), StoreError."""
     shapes = plan_shapes(recipe, toolchain)
     grid = shapes.grid

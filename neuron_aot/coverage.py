@@ -5,7 +5,6 @@ The comparison is the one that the plugin makes when it starts (``neuron_aot_run
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,7 @@ from typing import Any
 from neuron_aot_runtime.contract.buckets import program_name
 from neuron_aot_runtime.contract.errors import NotFoundError
 from neuron_aot_runtime.contract.layout import blob_path
-from neuron_aot_runtime.store import Bundle, Reference, open_bundle, parse_reference
-from neuron_aot_runtime.store.bundle import open_reader
+from neuron_aot_runtime.store import Bundle, Reference, open_bundle, open_reader, parse_reference
 from neuron_aot_runtime.vllm.check import Difference, compare, missing_programs
 
 
@@ -130,6 +128,6 @@ def _reached(bundle: Bundle, serving) -> tuple[Reached, ...]:
 def _has_blob(bundle: Bundle, artifact) -> bool:
     """By name and size alone; ``neuron-aot verify`` reads the bytes."""
     try:
-        return os.stat(bundle.reader.local_path(blob_path(artifact.digest))).st_size == artifact.size
+        return bundle.reader.stat(blob_path(artifact.digest)).size == artifact.size
     except NotFoundError:
         return False

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
 from neuron_aot_runtime.contract.errors import IntegrityError
 from neuron_aot_runtime.contract.manifest import Bucket
 
-from .store import LocalStore
+from .store import STREAMS, Store
 
 #: Requests in the records that are read at most; a store may hold years of them.
 _MOST_RECORDS = 2000
@@ -37,21 +38,25 @@ class Estimate:
     nbytes: int
 
 
-def read_samples(store: LocalStore, target: str) -> list[Sample]:
+def read_samples(store: Store, target: str) -> list[Sample]:
     """Past compiles for ``target``; damaged records are passed over. Raises AccessDeniedError, StorageFaultError."""
-    samples = []
-    for path in store.names("requests")[:_MOST_RECORDS]:
+
+    def sample(path: str) -> Sample | None:
         key = path.rpartition("/")[2].removesuffix(".json")
         try:
             request = store.request(key)
             record = store.program(request.program_key) if request else None
         except IntegrityError:
-            continue
-        if record is not None and record.target == target:
-            made = record.provenance
-            seconds = (made.lower_ms + made.generate_ms) / 1000
-            samples.append(Sample(request.phase, request.bucket, seconds, made.peak_memory_mb, record.artifact.size))
-    return samples
+            return None
+        if record is None or record.target != target:
+            return None
+        made = record.provenance
+        seconds = (made.lower_ms + made.generate_ms) / 1000
+        return Sample(request.phase, request.bucket, seconds, made.peak_memory_mb, record.artifact.size)
+
+    with ThreadPoolExecutor(STREAMS if store.remote else 1) as pool:
+        found = pool.map(sample, store.names("requests")[:_MOST_RECORDS])
+        return [item for item in found if item is not None]
 
 
 def estimate(samples: Iterable[Sample], phase: str, bucket: Bucket) -> Estimate | None:

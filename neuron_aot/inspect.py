@@ -7,13 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 from neuron_aot_runtime.contract.errors import IntegrityError, NotFoundError, UsageError
-from neuron_aot_runtime.contract.layout import blob_path
 from neuron_aot_runtime.device import xla_artifact
 from neuron_aot_runtime.device.neff import HEADER_SIZE, read_neff
-from neuron_aot_runtime.store import Bundle, ProgramRecord, open_bundle
+from neuron_aot_runtime.store import Bundle, ProgramRecord, open_bundle, read_program
 
 from .lower import hlo_proto
-from .store import open_store
 
 
 def open_program(reference: str) -> tuple[Bundle, str, ProgramRecord]:
@@ -26,11 +24,16 @@ def open_program(reference: str) -> tuple[Bundle, str, ProgramRecord]:
             f"the bundle has no program {name!r}", wanted=", ".join(names), found=name or "no name",
             next_command=f"neuron-aot inspect {location}#{names[0]}",
         )  # fmt: skip
+    return bundle, name, program_record(bundle, name)
+
+
+def program_record(bundle: Bundle, name: str) -> ProgramRecord:
+    """The record of one program. Raises NotFoundError, IntegrityError."""
     key = bundle.manifest.program(name).program_key
-    record = open_store(bundle.store_root).program(key)
+    record = read_program(bundle.reader, key)
     if record is None:
         raise NotFoundError(f"{name} has no record in the store", wanted=f"programs/{key}.json")
-    return bundle, name, record
+    return record
 
 
 def attachment(bundle: Bundle, record: ProgramRecord, name: str) -> bytes:
@@ -41,10 +44,7 @@ def attachment(bundle: Bundle, record: ProgramRecord, name: str) -> bytes:
             f"the {name} of this program was not kept: only Neuron programs keep it",
             next_command="neuron-aot compile RECIPE --target trn2",
         )
-    store = open_store(bundle.store_root)
-    if not store.is_whole(blob):
-        raise IntegrityError(f"the {name} blob is missing or damaged", wanted=f"{blob.digest}, {blob.size} bytes")
-    return store.read(blob_path(blob.digest))
+    return bundle.verified_blob(blob, f"the {name} kept with program {record.program_key[:16]}").read_bytes()
 
 
 def inspect_file(path: Path) -> dict:

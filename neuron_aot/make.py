@@ -19,8 +19,7 @@ from neuron_aot_runtime.store import FailureRecord, ProgramRecord, Provenance, R
 from . import __version__, codegen, keys, lower, models
 from .codegen import CodeGenerator, CompilerError
 from .program import LoweredProgram, ProgramPlan
-from .store import LocalStore, open_store
-from .store.local import Stored
+from .store import Store, Stored, open_store
 from .targets import CPU, CompileOptions, neuron_target
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def make_program(job: Job, note: Callable[[str], None]) -> Made:
         key = keys.program_key(lowered, target=generator.target, code_generator=generator.identity())
         with store.lock(key, lambda: note("waiting")):
             record = store.program(key)
-            compiled = record is None or not store.is_whole(record.artifact)
+            compiled = record is None or not store.is_there(record.artifact)
             if compiled:
                 _refuse_known_failure(store, key, job)
                 if generator.target != CPU and (violations := job.toolchain.preflight(job.plan, lowered.hlo)):
@@ -130,7 +129,7 @@ def make_program(job: Job, note: Callable[[str], None]) -> Made:
         return Made(request, stored.record, compiled=compiled, adopted=stored.adopted)
 
 
-def _generate(store: LocalStore, generator: CodeGenerator, lowered: LoweredProgram, key: str, lower_ms: int) -> Stored:
+def _generate(store: Store, generator: CodeGenerator, lowered: LoweredProgram, key: str, lower_ms: int) -> Stored:
     started = time.monotonic()
     with store.scratch() as directory:
         artifact = directory / "artifact"
@@ -166,12 +165,12 @@ def _generate(store: LocalStore, generator: CodeGenerator, lowered: LoweredProgr
     return placed
 
 
-def _blob(store: LocalStore, path: Path, kind: str) -> Artifact:
+def _blob(store: Store, path: Path, kind: str) -> Artifact:
     digest, size = store.put_blob(path)
     return Artifact(format=kind, digest=digest, size=size)
 
 
-def _keep_failure(store: LocalStore, key: str, error: CompilerError) -> CompileError:
+def _keep_failure(store: Store, key: str, error: CompilerError) -> CompileError:
     """The error with its log kept in the store; a failure that would repeat is remembered there."""
     log = _blob(store, error.log, "log") if error.log is not None else None
     if error.remember:
@@ -194,7 +193,7 @@ def _keep_failure(store: LocalStore, key: str, error: CompilerError) -> CompileE
     )
 
 
-def _refuse_known_failure(store: LocalStore, key: str, job: Job) -> None:
+def _refuse_known_failure(store: Store, key: str, job: Job) -> None:
     known = store.failure(key)
     if known is not None and not job.retry_failed:
         raise CompileError(
@@ -205,8 +204,8 @@ def _refuse_known_failure(store: LocalStore, key: str, job: Job) -> None:
         )
 
 
-def _where(store: LocalStore, log: Artifact | None) -> list[str]:
-    return [] if log is None else [f"log: {store.root / blob_path(log.digest)}"]
+def _where(store: Store, log: Artifact | None) -> list[str]:
+    return [] if log is None else [f"log: {store.location}/{blob_path(log.digest)}"]
 
 
 def _now() -> str:

@@ -23,7 +23,7 @@ from .program import ModelPlan, ProgramPlan
 from .recipe import Recipe
 from .schedule.local import Finished, Noted, default_jobs, run_tasks
 from .settings import read_settings
-from .store import LocalStore
+from .store import Store
 from .targets import CPU, neuron_target
 
 
@@ -128,7 +128,7 @@ def model_plan(recipe: Recipe, toolchain: Toolchain) -> ModelPlan:
     )
 
 
-def make_plan(recipe: Recipe, store: LocalStore, toolchain: Toolchain) -> Plan:
+def make_plan(recipe: Recipe, store: Store, toolchain: Toolchain) -> Plan:
     """Plan a recipe's programs, key them and look them up. Writes nothing.
 
     Raises RecipeError, UsageError (target), StoreError.
@@ -137,7 +137,8 @@ def make_plan(recipe: Recipe, store: LocalStore, toolchain: Toolchain) -> Plan:
     generator = toolchain.code_generator(recipe.target, recipe.options)
     identity, lowering = generator.identity(), toolchain.lowering_identity()
     request_keys = {program.name: keys.request_key(program, identity, lowering) for program in shapes.grid.programs}
-    found = {name: hit for name, key in request_keys.items() if (hit := store.find(key))}
+    hits = store.find_all(request_keys.values())
+    found = {name: hits[key] for name, key in request_keys.items() if key in hits}
     return Plan(
         recipe=shapes.recipe,
         model=shapes.model,
@@ -151,7 +152,7 @@ def make_plan(recipe: Recipe, store: LocalStore, toolchain: Toolchain) -> Plan:
 
 def compile_recipe(
     recipe: Recipe,
-    store: LocalStore,
+    store: Store,
     toolchain: Toolchain,
     *,
     ref: str | None = None,
@@ -172,11 +173,13 @@ def compile_recipe(
     plan = make_plan(recipe, store, toolchain)
     jobs = min(jobs or default_jobs(), max(len(plan.misses), 1))
     progress.planned(plan, jobs)
-    made = _compile_misses(plan, store, jobs, progress, toolchain, retry_failed) if plan.misses else {}
-    programs = plan.found | {name: (item.request, item.record) for name, item in made.items()}
-    bundle = store.publish(bundle_manifest(plan, programs, toolchain))
-    if ref is not None:
-        store.set_ref(ref, RefRecord(bundle=bundle, model=str(recipe.model)))
+    records = [record for _, record in plan.found.values()]
+    with store.leased([item.program_key for item in records], [blob.digest for item in records for blob in item.blobs]):
+        made = _compile_misses(plan, store, jobs, progress, toolchain, retry_failed) if plan.misses else {}
+        programs = plan.found | {name: (item.request, item.record) for name, item in made.items()}
+        bundle = store.publish(bundle_manifest(plan, programs, toolchain))
+        if ref is not None:
+            store.set_ref(ref, RefRecord(bundle=bundle, model=str(recipe.model)))
     compiled = sum(item.compiled for item in made.values())
     return Report(
         bundle=bundle,
@@ -191,12 +194,11 @@ def compile_recipe(
 
 
 def _compile_misses(
-    plan: Plan, store: LocalStore, jobs: int, progress: Progress, toolchain: Toolchain, retry_failed: bool
+    plan: Plan, store: Store, jobs: int, progress: Progress, toolchain: Toolchain, retry_failed: bool
 ) -> dict[str, Made]:
     toolchain.code_generator(plan.recipe.target, plan.recipe.options).check()
     store.clean_litter()
-    with store.scratch():
-        pass  # a store that cannot be written to is told before the work, not after
+    store.require_writable()
     names = [program.name for program in plan.misses]
     tasks = [(make_program, (_job(plan, item, store, toolchain, retry_failed),)) for item in plan.misses]
     made: dict[str, Made] = {}
@@ -215,7 +217,7 @@ def _compile_misses(
                     progress.failed(name, event.error)
     except KeyboardInterrupt:
         # Asked of the store: a worker may have stored a program whose news did not arrive here.
-        kept = sum(store.find(key) is not None for key in plan.request_keys.values())
+        kept = len(store.find_all(plan.request_keys.values()))
         raise Interrupted(kept, len(plan.grid.programs)) from None
     finally:
         store.clean_litter()
@@ -224,12 +226,12 @@ def _compile_misses(
     return made
 
 
-def _job(plan: Plan, program: ProgramPlan, store: LocalStore, toolchain: Toolchain, retry_failed: bool = False) -> Job:
+def _job(plan: Plan, program: ProgramPlan, store: Store, toolchain: Toolchain, retry_failed: bool = False) -> Job:
     return Job(
         plan=program,
         request_key=plan.request_keys[program.name],
         lowering=plan.lowering,
-        store=str(store.root),
+        store=store.location,
         toolchain=toolchain,
         options=plan.recipe.options,
         retry_failed=retry_failed,

@@ -20,6 +20,7 @@ from .make import Toolchain
 from .program import ModelPlan, ProgramPlan
 from .schedule.local import Finished, Noted, run_tasks
 from .store import open_store
+from .store.check import check_programs
 from .targets import CPU
 
 Problem = tuple[str, NeuronAotError]
@@ -39,37 +40,16 @@ def verify_stored(bundle: Bundle) -> list[Problem]:
 
     The manifest itself was verified when the bundle was opened. Returns (program or ``bundle``, what is wrong).
     """
-    problems: list[Problem] = []
     store = open_store(bundle.store_root)
-    for program in bundle.manifest.programs:
-        try:
-            bundle.artifact_path(program)
-            record = store.program(program.program_key)
-            if record is None:
-                raise NotFoundError(
-                    f"{program.name} has no record in the store", wanted=program_path(program.program_key)
-                )
-            if record.artifact != program.artifact:
-                raise IntegrityError(
-                    f"{program.name} is recorded with another artifact than the bundle names",
-                    wanted=program.artifact.digest,
-                    found=record.artifact.digest,
-                )
-            for name, blob in record.attachments.items():
-                if not store.is_whole(blob):
-                    raise IntegrityError(
-                        f"the {name} kept with {program.name} is missing or damaged",
-                        wanted=f"{blob.digest}, {blob.size} bytes",
-                    )
-        except NeuronAotError as error:
-            problems.append((program.name, error))
+    problems = [(problem.subject, problem.error) for problem in check_programs(store, bundle.manifest)]
     return problems + [("bundle", error) for error in _completeness(bundle.manifest)]
 
 
 def execute(bundle: Bundle, toolchain: Toolchain) -> Iterator[Outcome]:
     """Run every program on seeded inputs and compare with the model's definition; yields each program's outcome.
 
-    A Neuron program's module runs on the cpu: what is checked is the lowering, not the NEFF. One worker does it all: the programs share their weights.
+    A Neuron program's module runs on the cpu: what is checked is the lowering, not the NEFF.
+    One worker does it all: the programs share their weights.
     """
     left = [program.name for program in bundle.manifest.programs]
     for event in run_tasks([(execute_programs, (_pinned(bundle), toolchain))], jobs=1):
@@ -119,10 +99,9 @@ def _executable(bundle: Bundle, program: Program, toolchain: Toolchain) -> Itera
     if bundle.manifest.target == CPU:
         yield bundle.artifact_path(program)
         return
-    from .inspect import attachment
+    from .inspect import attachment, program_record
 
-    store = open_store(bundle.store_root)
-    hlo = attachment(bundle, store.program(program.program_key), "hlo")
+    hlo = attachment(bundle, program_record(bundle, program.name), "hlo")
     with tempfile.TemporaryDirectory() as folder:
         toolchain.code_generator(CPU).generate(hlo, Path(folder) / "artifact")
         yield Path(folder) / "artifact"

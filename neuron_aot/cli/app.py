@@ -6,7 +6,24 @@ from typing import Annotated
 
 import typer
 
-from . import _errors, buckets, compile, coverage, explain, inspect, plan, preflight, serve, show, verify
+from . import (
+    _errors,
+    buckets,
+    compile,
+    coverage,
+    doctor,
+    explain,
+    inspect,
+    plan,
+    preflight,
+    refs,
+    serve,
+    show,
+    stores,
+    transfer,
+    trust,
+    verify,
+)
 
 app = typer.Typer(
     name="neuron-aot",
@@ -44,3 +61,35 @@ app.command("serve")(_errors.border(serve.serve_command))
 app.command("preflight")(_errors.border(preflight.preflight_command))
 app.command("inspect")(_errors.border(inspect.inspect_command))
 app.command("reproduce")(_errors.border(inspect.reproduce_command))
+
+for name, command in {
+    "push": transfer.push_command,
+    "pull": transfer.pull_command,
+    "export": transfer.export_command,
+    "import": transfer.import_command,
+    "import-cache": transfer.import_cache_command,
+    "ls": stores.ls_command,
+    "diff": stores.diff_command,
+    "gc": stores.gc_command,
+    "purge": stores.purge_command,
+    "rollback": refs.rollback_command,
+    "sign": trust.sign_command,
+    "doctor": doctor.doctor_command,
+}.items():
+    app.command(name)(_errors.border(command))
+
+_refs = typer.Typer(help="Set, remove and look back at a store's refs.", no_args_is_help=True)
+for name, command in {"set": refs.set_command, "rm": refs.rm_command, "log": refs.log_command}.items():
+    _refs.command(name)(_errors.border(command))
+app.add_typer(_refs, name="refs")
+
+_keys = typer.Typer(help="Keys that sign bundles, and policies that trust them.", no_args_is_help=True)
+for name, command in {
+    "new": trust.new_command,
+    "show": trust.show_command,
+    "trust": trust.trust_command,
+    "distrust": trust.distrust_command,
+    "list": trust.list_command,
+}.items():
+    _keys.command(name)(_errors.border(command))
+app.add_typer(_keys, name="keys")

@@ -14,14 +14,13 @@ def show_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
     """Show a bundle's programs, buckets, sizes and keys, and what built them."""
-    from neuron_aot_runtime.store import open_bundle
+    from neuron_aot_runtime.store import open_bundle, read_program
 
     from ..plan import budget_lines
-    from ..store import open_store
 
     bundle = open_bundle(reference)
-    store, manifest = open_store(bundle.store_root), bundle.manifest
-    records = {program.name: store.program(program.program_key) for program in manifest.programs}
+    manifest = bundle.manifest
+    records = {program.name: read_program(bundle.reader, program.program_key) for program in manifest.programs}
     if json_output:
         programs = []
         for program in manifest.programs:

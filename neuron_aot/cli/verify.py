@@ -18,9 +18,17 @@ def verify_command(
         bool, typer.Option("--recompute", help="Lower every program again and compare its keys.")
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes for --recompute.")] = 1,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Verify every object of the store rather than one bundle.")
+    ] = False,
+    repair: Annotated[
+        str | None, typer.Option(help="Fetch what is damaged or missing from this store.", show_default=False)
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> int:
     """Verify a bundle: every digest, every record, and that no program is missing."""
+    if everything or repair is not None:
+        return _verify_store(reference, repair, json_output)
     from neuron_aot_runtime.store import open_bundle
 
     from .. import verify
@@ -55,6 +63,43 @@ def verify_command(
         print(f"{bundle.bundle_id}: {', '.join(checks)}: ok")
     # The most alarming code when there are several: damaged says more than absent.
     return max((error.exit_code for _, error in problems), default=0)
+
+
+def _verify_store(reference: str, repair_from: str | None, json_output: bool) -> int:
+    from neuron_aot_runtime.store import open_reader, parse_reference
+
+    from ..store import open_existing
+    from ..store.check import check_store, repair
+
+    store = open_existing(parse_reference(reference).store)
+    read: list[int] = []
+    problems = check_store(store, progress=read.append)
+    for problem in problems:
+        _output.talk(f"{problem.path}: {problem.error}", style="red")
+    found = len({problem.path for problem in problems})
+    if repair_from is not None and problems:
+        source = open_reader(repair_from)
+        repair(store, problems, getattr(source, "remote", None) or source)
+        # What was repaired may have been hiding something else, so it is all looked at again.
+        problems = check_store(store)
+        left = len({problem.path for problem in problems})
+        _output.talk(f"{found - left} of {found} repaired from {repair_from}")
+        for problem in problems:
+            _output.talk(f"still wrong: {problem.path}: {problem.error.message}", style="red")
+    if json_output:
+        _output.data(
+            {
+                "store": store.location,
+                "ok": not problems,
+                "blobs": len(read),
+                "bytes": sum(read),
+                "found": found,
+                "problems": [{"path": problem.path, **problem.error.as_dict()} for problem in problems],
+            }
+        )
+    elif not problems:
+        print(f"{store.location}: {len(read)} blobs, {_output.size(sum(read))}, every record and bundle verified: ok")
+    return max((problem.error.exit_code for problem in problems), default=0)
 
 
 def _tell_each(word: str, outcomes) -> list:

@@ -7,6 +7,6 @@ bundle    only when all of it is there and verified
 ref       the only thing that moves, at one stroke
 """
 
-from .local import LocalStore, open_store
+from .store import STREAMS, Store, Stored, open_existing, open_store
 
-__all__ = ["LocalStore", "open_store"]
+__all__ = ["STREAMS", "Store", "Stored", "open_existing", "open_store"]

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from .contract.errors import ConfigError
 
 ARTIFACTS = "NEURON_COMPILED_ARTIFACTS"
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 CORE_SIZE = "NEURON_LOGICAL_NC_CONFIG"
+CACHE = "NEURON_AOT_CACHE"
+CACHE_SIZE = "NEURON_AOT_CACHE_SIZE"
+OFFLINE = "NEURON_AOT_OFFLINE"
+TRUST = "NEURON_AOT_TRUST"
 _LOG_LEVEL = "VLLM_NEURON_LOG_LEVEL"
 _METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -40,6 +48,59 @@ def read_settings(environ: MutableMapping[str, str] = os.environ) -> Settings:
         visible_cores=environ.get(VISIBLE_CORES) or None,
         logical_core_size=environ.get(CORE_SIZE) or None,
     )
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """How stores are read. ``trust``: the policy file, None when signatures are not looked at.
+
+    ``cache``: where bytes of remote stores are kept; ``cache_size``: its bound in bytes; ``offline``: no outbound call.
+    ``sources`` says where each came from.
+    """
+
+    cache: Path
+    cache_size: int
+    offline: bool
+    trust: Path | None
+    sources: dict[str, str]
+
+
+def read_store_settings(environ: MutableMapping[str, str] = os.environ) -> StoreSettings:
+    """The settings of this process. Raises ConfigError for a value that cannot be meant."""
+    if environ.get(CACHE):
+        cache, source = Path(environ[CACHE]).expanduser(), CACHE
+    elif environ.get("XDG_CACHE_HOME"):
+        cache, source = Path(environ["XDG_CACHE_HOME"]) / "neuron-aot", "XDG_CACHE_HOME"
+    elif (home := environ.get("HOME")) and os.access(home, os.W_OK):
+        cache, source = Path(home) / ".cache" / "neuron-aot", "default"
+    else:
+        cache, source = Path(tempfile.gettempdir()) / f"neuron-aot-{os.getuid()}", "default: there is no writable home"
+    trust = environ.get(TRUST) or None
+    return StoreSettings(
+        cache=cache,
+        cache_size=_bytes(CACHE_SIZE, environ.get(CACHE_SIZE) or "100GB"),
+        offline=_flag(OFFLINE, environ.get(OFFLINE) or "0"),
+        trust=Path(trust).expanduser() if trust else None,
+        sources={
+            "cache": source,
+            "cache_size": CACHE_SIZE if environ.get(CACHE_SIZE) else "default",
+            "offline": OFFLINE if environ.get(OFFLINE) else "default",
+            "trust": TRUST if trust else "not set: signatures are not looked at",
+        },
+    )
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("0", "1", "true", "false"):
+        raise ConfigError(f"{name} is a switch", wanted="1 or 0", found=repr(text))
+    return text.lower() in ("1", "true")
+
+
+def _bytes(name: str, text: str) -> int:
+    match = re.fullmatch(r"(\d+) ?([kMGT]?)B?", text)
+    if match is None:
+        raise ConfigError(f"{name} is a size in bytes", wanted="a number with kB, MB, GB or TB", found=repr(text))
+    return int(match[1]) * 1000 ** ("kMGT".find(match[2]) + 1 if match[2] else 0)
 
 
 def set_vllm_defaults(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -129,7 +129,7 @@ def _program(phase, bucket, serving, greedy) -> Program:
 
 
 class FakeBundle(SimpleNamespace):
-    """What ``store.open_bundle`` returns, as far as the plugin uses it."""
+    """What ``fetch_bundle`` returns, as far as the plugin uses it."""
 
     def __init__(self, manifest: Manifest) -> None:
         super().__init__(

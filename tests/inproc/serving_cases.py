@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from fake_bundle import ENGINE, VOCAB, FakeBundle, FakeDevice, expected, logits_of, make_manifest, make_model
-from neuron_aot_runtime import device, store
+from neuron_aot_runtime import device
 from neuron_aot_runtime.contract.errors import BundleMissError, ConfigError
 from neuron_aot_runtime.vllm import active, platform
 from vllm import LLM, SamplingParams
@@ -38,9 +38,9 @@ def serve(model, monkeypatch):
     def start(manifest=None, **arguments):
         bundle = FakeBundle(manifest or make_manifest())
         machine = FakeDevice()
-        monkeypatch.setattr(store, "open_bundle", lambda reference: bundle)
+        monkeypatch.setattr(active, "fetch_bundle", lambda reference: bundle)
         monkeypatch.setattr(device, "open_device", lambda target, local_rank=0: machine)
-        active._open.cache_clear()
+        active.open_once.cache_clear()
         platform._verify_inputs.cache_clear()
         engine = {name: value for name, value in bundle.manifest.serving.engine.items()}
         llm = LLM(**(engine | {"model": str(model), "skip_tokenizer_init": True} | arguments))

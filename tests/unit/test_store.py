@@ -12,6 +12,7 @@ from fake_toolchain import FAKE, write_recipe
 from neuron_aot_runtime.contract.canonical import digest_bytes
 from neuron_aot_runtime.contract.errors import (
     AccessDeniedError,
+    FullDiskError,
     IntegrityError,
     NotFoundError,
     StorageFaultError,
@@ -27,13 +28,13 @@ from neuron_aot_runtime.store import (
     open_bundle,
     parse_reference,
 )
+from neuron_aot_runtime.store.locks import hold_lock, try_lock
 from neuron_aot_runtime.store.reader import storage_error
 
 from neuron_aot.pipeline import compile_recipe
 from neuron_aot.recipe import load_recipe
 from neuron_aot.store import open_store
 from neuron_aot.store.files import clean_litter, scratch
-from neuron_aot.store.locks import hold_lock, try_lock
 
 KEY, REQUEST = "a" * 64, "b" * 64
 PROVENANCE = Provenance(built_at="2026-01-01T00:00:00+00:00", lower_ms=1, generate_ms=2, peak_memory_mb=3, versions={})
@@ -291,8 +292,9 @@ def test_what_a_reference_does_not_find_is_told(store, template, tmp_path):
     assert caught.value.found == "a/b"
     with pytest.raises(NotFoundError, match="1 other bundles"):
         open_bundle(f"{store.root}@{'e' * 64}")
-    with pytest.raises(UsageError, match="not supported yet"):
-        open_bundle("s3://bucket/prefix@a/b")
+    for malformed in ("s3://Bucket!@a/b", "s3://bucket/../x@a/b", "nonsense://x@a/b"):
+        with pytest.raises(UsageError):
+            open_bundle(malformed)
     artifact = put_blob(store, b"other")
     store.put_program(record(artifact, program_key="f" * 64))
     other = manifest_of(template, artifact)
@@ -310,7 +312,8 @@ def test_absent_denied_and_failed_are_different():
     assert isinstance(storage_error(FileNotFoundError(2, "x"), "p", "s"), NotFoundError)
     assert isinstance(storage_error(PermissionError(13, "x"), "p", "s"), AccessDeniedError)
     assert isinstance(storage_error(OSError(30, "read-only"), "p", "s"), AccessDeniedError)
-    assert isinstance(storage_error(OSError(28, "no space left"), "p", "s"), StorageFaultError)
+    assert isinstance(storage_error(OSError(28, "no space left"), "p", "s"), FullDiskError)
+    assert type(storage_error(OSError(5, "input/output error"), "p", "s")) is StorageFaultError
 
 
 def test_denied_is_not_a_miss(store, template):

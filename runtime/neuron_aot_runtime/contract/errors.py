@@ -8,8 +8,15 @@
     ├── StoreError            exit 1   (never raised itself)
     │   ├── NotFoundError     exit 4   absent: a ref, bundle, record or blob
     │   ├── AccessDeniedError exit 5   present or not, we may not look
+    │   │   └── ExpiredCredentialsError  exit 20
     │   ├── IntegrityError    exit 6   bytes that are not what their name says
-    │   └── StorageFaultError exit 11  the storage itself failed: full disk, I/O error
+    │   │   └── UntrustedError           exit 25  not signed by a key that the policy trusts
+    │   ├── StorageFaultError exit 11  the storage itself failed: I/O error, a server's fault
+    │   │   └── FullDiskError            exit 24
+    │   ├── WrongRegionError         exit 21  the bucket is in another region
+    │   ├── UnknownBucketError       exit 22  not an absent object: the whole place is not there
+    │   └── UnreachableError         exit 23  no network, no such host, no answer
+    │       └── OfflineError                  offline mode, and the cache does not have it
     ├── LoweringError         exit 7   a model that cannot become HLO
     ├── CompileError          exit 8   a code generator that failed
     ├── DeviceError           exit 9   a device that failed or cannot run the artifact
@@ -64,7 +71,12 @@ class NeuronAotError(Exception):
 
     def __reduce__(self):
         # Errors cross process borders (compile workers): keep every field.
-        fields = {"wanted": self.wanted, "found": self.found, "details": self.details, "next_command": self.next_command}
+        fields = {
+            "wanted": self.wanted,
+            "found": self.found,
+            "details": self.details,
+            "next_command": self.next_command,
+        }
         return (_rebuild, (type(self), self.message, fields))
 
     def as_dict(self) -> dict:
@@ -78,6 +90,22 @@ class NeuronAotError(Exception):
             "next": self.next_command,
             "exit_code": self.exit_code,
         }
+
+
+def error_from_dict(data: dict) -> NeuronAotError:
+    """The error that ``as_dict`` described, in a process that only got its description."""
+    kinds, waiting = {}, [NeuronAotError]
+    while waiting:
+        kind = waiting.pop()
+        kinds[kind.__name__] = kind
+        waiting += kind.__subclasses__()
+    fields = {
+        "wanted": data["wanted"],
+        "found": data["found"],
+        "details": data["details"],
+        "next_command": data["next"],
+    }
+    return kinds.get(data["error"], NeuronAotError)(data["message"], **fields)
 
 
 def _rebuild(cls: type[NeuronAotError], message: str, fields: dict) -> NeuronAotError:
@@ -118,6 +146,34 @@ class IntegrityError(StoreError):
 
 class StorageFaultError(StoreError):
     exit_code = 11
+
+
+class ExpiredCredentialsError(AccessDeniedError):
+    exit_code = 20
+
+
+class WrongRegionError(StoreError):
+    exit_code = 21
+
+
+class UnknownBucketError(StoreError):
+    exit_code = 22
+
+
+class UnreachableError(StoreError):
+    exit_code = 23
+
+
+class OfflineError(UnreachableError):
+    pass
+
+
+class FullDiskError(StorageFaultError):
+    exit_code = 24
+
+
+class UntrustedError(IntegrityError):
+    exit_code = 25
 
 
 class LoweringError(NeuronAotError):

@@ -1,11 +1,15 @@
 """Where things lie in a store (local directory, FSx, S3: the same relative paths).
 
-    blobs/sha256/ab/abcd…         content; write-once
-    programs/<program key>.json   -> blob digest, size, provenance; write-once, first writer wins
-    requests/<request key>.json   -> program key
-    bundles/<bundle id>.json      the canonical manifest; bundle id = its sha256; written last
-    refs/<name>.json              -> bundle id; the only thing that moves
-    failures/<program key>.json   what a compiler refuses, so that it is not asked again; removed when it is retried
+blobs/sha256/ab/abcd…         content; write-once
+programs/<program key>.json   -> blob digest, size, provenance; write-once, first writer wins
+requests/<request key>.json   -> program key
+bundles/<bundle id>.json      the canonical manifest; bundle id = its sha256; written last
+refs/<name>.json              -> bundle id; the only thing that moves
+failures/<program key>.json   what a compiler refuses, so that it is not asked again; removed when it is retried
+history/<name>@/<n>.json      what a ref was set to, in order; write-once, so no two writers share a number
+signatures/<bundle id>/<key id>.json   detached ed25519 signatures over the bundle id; write-once
+differences/<program key>/<digest>.json   artifacts that lost to a first writer's: the compiler is not deterministic
+leases/<kind>-<id>.json       what a running push or gc announces to the others
 """
 
 from __future__ import annotations
@@ -16,6 +20,14 @@ from .errors import UsageError
 
 REF_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _KEY_PATTERN = re.compile(r"[0-9a-f]{64}")
+_PATHS = (
+    re.compile(r"blobs/sha256/([0-9a-f]{2})/\1[0-9a-f]{62}"),
+    re.compile(r"(programs|requests|bundles|failures)/[0-9a-f]{64}\.json"),
+    re.compile(r"signatures/[0-9a-f]{64}/[0-9a-f]{16}\.json"),
+    re.compile(r"differences/[0-9a-f]{64}/[0-9a-f]{64}\.json"),
+    re.compile(rf"refs/{REF_PATTERN.pattern}\.json"),
+    re.compile(rf"history/{REF_PATTERN.pattern}@/[0-9]{{8}}\.json"),
+)
 
 
 def _key(value: str) -> str:
@@ -58,6 +70,35 @@ def ref_path(name: str) -> str:
             found=repr(name),
         )
     return f"refs/{name}.json"
+
+
+def history_directory(name: str) -> str:
+    """Where a ref's history lies; ``@`` is in no ref name, so no history lies inside another. Raises UsageError."""
+    return ref_path(name).replace("refs/", "history/", 1).removesuffix(".json") + "@"
+
+
+def history_path(name: str, number: int) -> str:
+    return f"{history_directory(name)}/{number:08d}.json"
+
+
+def signature_directory(bundle_id: str) -> str:
+    return f"signatures/{_key(bundle_id)}"
+
+
+def signature_path(bundle_id: str, key_id: str) -> str:
+    """``key_id``: the first 16 hex digits of the sha256 of the public key."""
+    if not re.fullmatch(r"[0-9a-f]{16}", key_id):
+        raise ValueError(f"not a key id of 16 hex digits: {key_id!r}")
+    return f"{signature_directory(bundle_id)}/{key_id}.json"
+
+
+def difference_path(program_key: str, digest: str) -> str:
+    return f"differences/{_key(program_key)}/{_key(digest.removeprefix('sha256:'))}.json"
+
+
+def is_store_path(path: str) -> bool:
+    """Whether ``path`` is one that this module gives out, byte for byte."""
+    return any(pattern.fullmatch(path) for pattern in _PATHS)
 
 
 def is_bundle_id(text: str) -> bool:

@@ -5,13 +5,15 @@ for program in bundle.manifest.programs:
     path = bundle.artifact_path(program)   # its sha256 has been checked
 """
 
-from .bundle import Bundle, open_bundle, read_ref, refs
-from .reader import LocalReader, StoreReader
+from .bundle import Bundle, open_bundle, read_manifest, read_program, read_ref, refs
+from .reader import Entry, LocalReader, StoreReader
+from .readers import is_remote, open_reader
 from .records import FailureRecord, ProgramRecord, Provenance, RefRecord, RequestRecord, parse_record
 from .reference import Reference, parse_reference
 
 __all__ = [
     "Bundle",
+    "Entry",
     "FailureRecord",
     "LocalReader",
     "ProgramRecord",
@@ -20,9 +22,13 @@ __all__ = [
     "Reference",
     "RequestRecord",
     "StoreReader",
+    "is_remote",
     "open_bundle",
+    "open_reader",
     "parse_record",
     "parse_reference",
+    "read_manifest",
+    "read_program",
     "read_ref",
     "refs",
 ]

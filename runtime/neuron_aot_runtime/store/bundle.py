@@ -8,23 +8,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..contract.canonical import digest_file
-from ..contract.errors import IntegrityError, NotFoundError, UsageError
-from ..contract.layout import blob_path, bundle_path, is_bundle_id, ref_path
-from ..contract.manifest import Manifest, Program, parse_manifest
-from .reader import LocalReader, StoreReader, storage_errors
-from .records import RefRecord, parse_record
+from ..contract.errors import IntegrityError, NotFoundError, OfflineError, UsageError
+from ..contract.layout import blob_path, bundle_path, is_bundle_id, program_path, ref_path
+from ..contract.manifest import Artifact, Manifest, Program, parse_manifest
+from ..settings import read_store_settings
+from .reader import StoreReader, storage_errors
+from .readers import open_reader
+from .records import ProgramRecord, RefRecord, parse_record
 from .reference import Reference, parse_reference
+from .trust import check_trusted, read_policy, require_content
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """``reference`` is what the user named; ``ref`` the ref's record when a ref led here."""
+    """``reference`` is what the user named; ``ref`` the ref's record when a ref led here.
+
+    ``signers``: the trusted keys that signed it; empty when no policy is set, for then nobody is trusted.
+    """
 
     reference: Reference
     reader: StoreReader
     bundle_id: str
     manifest: Manifest
     ref: RefRecord | None = None
+    signers: tuple[str, ...] = ()
 
     @property
     def store_root(self) -> str:
@@ -36,41 +43,55 @@ class Bundle:
 
         Raises NotFoundError when the blob is absent, IntegrityError when it is damaged, AccessDeniedError.
         """
-        artifact = program.artifact
+        return self.verified_blob(program.artifact, f"the artifact of {program.name}")
+
+    def verified_blob(self, artifact: Artifact, subject: str) -> Path:
+        """A local file with any blob that a record of the bundle names; ``subject`` is what messages call it.
+
+        Raises as ``artifact_path`` does.
+        """
         repair = (
             f"neuron-aot compile RECIPE --target {self.manifest.target} --store {self.store_root}  (makes it again)"
         )
         try:
-            path = self.reader.local_path(blob_path(artifact.digest))
+            path = self.reader.blob_file(artifact.digest, artifact.size)
+            found = self._found(path, artifact)
+            if found != artifact.digest:
+                path = self.reader.blob_file(artifact.digest, artifact.size, fresh=True)
+                found = self._found(path, artifact)
         except NotFoundError as error:
             raise NotFoundError(
-                f"the artifact of {program.name} is missing from the store {self.store_root}",
+                f"{subject} is missing from the store {self.store_root}",
                 wanted=artifact.digest,
                 found="no such blob",
                 next_command=repair,
             ) from error
-        with storage_errors(blob_path(artifact.digest), self.store_root):
-            size = path.stat().st_size
-            found = digest_file(path) if size == artifact.size else None
         if found != artifact.digest:
             raise IntegrityError(
-                f"the artifact of {program.name} is damaged; it was not loaded",
+                f"{subject} is damaged; it was not loaded",
                 wanted=f"{artifact.digest}, {artifact.size} bytes",
-                found=f"{found or 'another size'}, {size} bytes",
+                found=found,
                 details=[f"file: {path}"],
                 next_command=repair,
             )
         return path
 
+    def _found(self, path: Path, artifact: Artifact) -> str:
+        """The digest of the file; in words when its size alone says that it is another."""
+        with storage_errors(blob_path(artifact.digest), self.store_root):
+            size = path.stat().st_size
+            return digest_file(path) if size == artifact.size else f"{size} bytes"
 
-def open_bundle(reference: str | os.PathLike | Reference) -> Bundle:
-    """Resolve a reference, read the manifest it leads to and verify that it is the one it says.
 
-    Raises UsageError (malformed or ambiguous), NotFoundError, AccessDeniedError, IntegrityError.
+def open_bundle(reference: str | os.PathLike | Reference, *, reader: StoreReader | None = None) -> Bundle:
+    """Resolve a reference, check who signed the bundle, and read and verify its manifest.
+
+    ``reader``: how to read the store, when not by the settings. Raises UsageError (malformed or ambiguous),
+    NotFoundError, AccessDeniedError, IntegrityError, UntrustedError, UnreachableError, ConfigError (settings).
     """
     if not isinstance(reference, Reference):
         reference = parse_reference(os.fspath(reference))
-    reader = open_reader(reference.store)
+    reader = reader or open_reader(reference.store)
     ref = None
     if reference.name is None:
         bundle_id, ref = _only_bundle(reader)
@@ -79,25 +100,16 @@ def open_bundle(reference: str | os.PathLike | Reference) -> Bundle:
     else:
         ref = read_ref(reader, reference.name)
         bundle_id = ref.bundle
+    policy = read_store_settings().trust
+    signers = check_trusted(reader, bundle_id, read_policy(policy)) if policy else []
     return Bundle(
-        reference=reference, reader=reader, bundle_id=bundle_id, manifest=read_manifest(reader, bundle_id), ref=ref
+        reference=reference,
+        reader=reader,
+        bundle_id=bundle_id,
+        manifest=read_manifest(reader, bundle_id),
+        ref=ref,
+        signers=tuple(signers),
     )
-
-
-def open_reader(store: str) -> StoreReader:
-    """The reader for a store. Raises UsageError for a kind of store this version does not read, NotFoundError."""
-    scheme, separator, _ = store.partition("://")
-    if separator:
-        raise UsageError(f"{scheme}:// stores are not supported yet", wanted="a directory", found=store)
-    root = Path(store).expanduser()
-    with storage_errors(".", store):
-        if not root.is_dir():
-            raise NotFoundError(
-                f"there is no store at {store}",
-                found="a file" if root.exists() else "no such directory",
-                next_command=f"neuron-aot compile RECIPE --store {store}, or mend the path",
-            )
-    return LocalReader(root)
 
 
 def read_ref(reader: StoreReader, name: str) -> RefRecord:
@@ -114,6 +126,16 @@ def read_ref(reader: StoreReader, name: str) -> RefRecord:
             found=", ".join(close or known[:5]) or "no refs at all",
             next_command=f"neuron-aot compile RECIPE --store {reader.location} --ref {name}",
         ) from error
+
+
+def read_program(reader: StoreReader, program_key: str) -> ProgramRecord | None:
+    """The record of a program; None when it is not there, or offline not known. Raises IntegrityError."""
+    path = program_path(program_key)
+    try:
+        data = reader.read(path)
+    except (NotFoundError, OfflineError):
+        return None
+    return parse_record(ProgramRecord, data, where=f"{reader.location}/{path}")
 
 
 def refs(reader: StoreReader) -> list[str]:
@@ -134,12 +156,12 @@ def read_manifest(reader: StoreReader, bundle_id: str) -> Manifest:
             found=f"{len(reader.names('bundles'))} other bundles",
             next_command=f"neuron-aot compile RECIPE --store {reader.location}",
         ) from error
+    require_content(data, bundle_id, where)
     manifest = parse_manifest(data, where=where)
-    if manifest.to_json() != data or manifest.bundle_id != bundle_id:
+    if manifest.to_json() != data:
         raise IntegrityError(
-            f"{where} is damaged: its content is not what its name says",
-            wanted=bundle_id,
-            found=manifest.bundle_id if manifest.to_json() == data else "a manifest that is not in canonical form",
+            f"{where} is not in canonical form; it was not written by neuron-aot",
+            wanted="canonical JSON",
             next_command=f"remove {where} and run neuron-aot compile again",
         )
     return manifest

@@ -1,4 +1,4 @@
-"""Where a store's bytes come from. One small protocol, so that a remote store is one more class.
+"""Where a store's bytes come from: one small protocol, and its first implementation, a directory.
 
 Paths are relative and come from ``contract.layout`` only, so none leaves the store.
 """
@@ -7,29 +7,65 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ..contract.errors import AccessDeniedError, NeuronAotError, NotFoundError, StorageFaultError
+from ..contract.errors import (
+    AccessDeniedError,
+    FullDiskError,
+    IntegrityError,
+    NeuronAotError,
+    NotFoundError,
+    StorageFaultError,
+)
+from ..contract.layout import blob_path
+
+#: Bytes. Records and manifests are read whole, so an absurd one must not fill the memory.
+RECORD_LIMIT = 64 << 20
+CHUNK = 1 << 20
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One stored object: its relative path, size in bytes, and when it was last written, in seconds since 1970."""
+
+    path: str
+    size: int
+    modified: float
 
 
 class StoreReader(Protocol):
-    """``location`` is how users name the store. Every method raises AccessDeniedError and StorageFaultError."""
+    """``location`` is how users name the store. Every method raises the StoreErrors that its storage can meet."""
 
     location: str
 
     def read(self, path: str) -> bytes:
-        """The whole of a record or manifest. Raises NotFoundError."""
+        """The whole of a record or manifest. Raises NotFoundError; IntegrityError above RECORD_LIMIT."""
 
-    def local_path(self, path: str) -> Path:
-        """A local file with the bytes of ``path``, fetched if need be, not verified. Raises NotFoundError."""
+    def stat(self, path: str) -> Entry:
+        """Size and age without the content. Raises NotFoundError."""
+
+    def stream(self, path: str, start: int = 0) -> Iterator[bytes]:
+        """The content from byte ``start`` on, in pieces; at most a few are in memory. Raises NotFoundError."""
+
+    def blob_file(self, digest: str, size: int, *, fresh: bool = False) -> Path:
+        """A local file with a blob of ``size`` bytes; whoever reads it verifies it. Raises NotFoundError.
+
+        ``fresh``: what was handed out before is damaged; a reader with another source fetches it again.
+        """
+
+    def list(self, directory: str) -> list[Entry]:
+        """All objects below ``directory``, by path; empty when there is no such directory."""
 
     def names(self, directory: str) -> list[str]:
-        """The relative paths of all files below ``directory``, sorted; empty when there is no such directory."""
+        """The relative paths of all objects below ``directory``, sorted."""
 
 
 class LocalReader:
@@ -40,13 +76,34 @@ class LocalReader:
         self.location = str(root)
 
     def read(self, path: str) -> bytes:
-        with storage_errors(path, self.location):
-            return (self.root / path).read_bytes()
+        with storage_errors(path, self.location), open(self.root / path, "rb") as file:
+            refuse_absurd(os.fstat(file.fileno()).st_size, path, self.location)
+            return file.read()
 
-    def local_path(self, path: str) -> Path:
-        local = self.root / path
-        with storage_errors(path, self.location), open(local, "rb"):
+    def stat(self, path: str) -> Entry:
+        with storage_errors(path, self.location):
+            found = os.stat(self.root / path)
+        return Entry(path, found.st_size, found.st_mtime)
+
+    def stream(self, path: str, start: int = 0) -> Iterator[bytes]:
+        with storage_errors(path, self.location), open(self.root / path, "rb") as file:
+            file.seek(start)
+            while chunk := file.read(CHUNK):
+                yield chunk
+
+    def blob_file(self, digest: str, size: int, *, fresh: bool = False) -> Path:
+        local = self.root / blob_path(digest)
+        with storage_errors(blob_path(digest), self.location), open(local, "rb"):
             return local
+
+    def list(self, directory: str) -> list[Entry]:
+        found = []
+        for path in self.names(directory):
+            try:
+                found.append(self.stat(path))
+            except NotFoundError:
+                continue  # removed since it was listed
+        return found
 
     def names(self, directory: str) -> list[str]:
         found = []
@@ -56,9 +113,19 @@ class LocalReader:
         return sorted(found)
 
 
+def refuse_absurd(size: int, path: str, location: str) -> None:
+    """Raises IntegrityError for a record of more bytes than any record has."""
+    if size > RECORD_LIMIT:
+        raise IntegrityError(
+            f"{path} in the store {location} is absurdly large; it was not read",
+            wanted=f"at most {RECORD_LIMIT} bytes",
+            found=f"{size} bytes",
+        )
+
+
 @contextmanager
 def storage_errors(path: str, location: str):
-    """The one border from OSError to our errors: absent, denied and failed are three different things."""
+    """The one border from OSError to our errors: absent, denied, full and failed are four different things."""
     try:
         yield
     except OSError as error:
@@ -74,6 +141,12 @@ def storage_error(error: OSError, path: str, location: str) -> NeuronAotError:
             f"access to {path} in the store {location} is denied",
             found=error.strerror,
             next_command=f"check the permissions of {location} for this user; nothing is known about what it holds",
+        )
+    if error.errno in _FULL:
+        return FullDiskError(
+            f"no space is left at {location}: {path} was not written",
+            found=error.strerror,
+            next_command=f"free space there (neuron-aot gc {location} --dry-run lists what could go), then run it again",
         )
     return StorageFaultError(f"the store {location} failed at {path}", found=error.strerror or str(error))
 

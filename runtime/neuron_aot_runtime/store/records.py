@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..contract.errors import IntegrityError
-from ..contract.manifest import Artifact, Bucket, Key, TensorSpec
+from ..contract.manifest import Artifact, Bucket, Digest, Key, TensorSpec
 
 Record = TypeVar("Record", bound=BaseModel)
 
@@ -74,10 +74,34 @@ class RequestRecord(_Record):
 
 
 class RefRecord(_Record):
-    """``refs/<name>.json``. ``model``: where the recipe found the model; a hint for ``serve``, trusted by nothing."""
+    """``refs/<name>.json``. ``model``: where the recipe found the model; a hint for ``serve``, trusted by nothing.
+
+    ``number`` and ``set_at``: its entry in the ref's history, 0 and None before the first.
+    """
 
     bundle: Key
     model: str | None = None
+    number: int = Field(default=0, ge=0)
+    set_at: str | None = None
+
+
+class Difference(_Record):
+    """``differences/<program key>/<digest>.json``: bytes that lost to the first writer's; the compiler is not
+    deterministic."""
+
+    program_key: Key
+    winner: Artifact
+    loser: Artifact
+    seen_at: str
+
+
+class Lease(_Record):
+    """``leases/<kind>-<id>.json``: what a running writer needs, or that a gc is running."""
+
+    kind: Literal["push", "gc"]
+    started_at: str
+    programs: tuple[Key, ...] = ()
+    blobs: tuple[Digest, ...] = ()
 
 
 def parse_record(schema: type[Record], data: bytes, *, where: str) -> Record:

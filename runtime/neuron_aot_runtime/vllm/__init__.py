@@ -14,7 +14,7 @@ def engine_args(reference: str) -> dict[str, Any]:
     The model is not among them unless the recipe gave it. NEURON_COMPILED_ARTIFACTS must name the same bundle.
     Raises StoreError.
     """
-    from ..store import open_bundle
+    from .active import open_once
 
-    engine = open_bundle(reference).manifest.serving.engine
+    engine = open_once(reference).manifest.serving.engine
     return {name: value for name, value in engine.items() if value is not None} | {"async_scheduling": False}

@@ -10,6 +10,7 @@ from typing import NoReturn
 from .. import store
 from ..contract.errors import ConfigError, NeuronAotError
 from ..settings import ARTIFACTS, read_settings
+from ..store.fetch import fetch_bundle
 
 # A child of vLLM's logger, so that its handlers and format serve ours too.
 logger = logging.getLogger("vllm.neuron_aot")
@@ -20,14 +21,15 @@ def active_bundle() -> store.Bundle:
     reference = read_settings().artifacts
     if reference is None:
         raise ConfigError(f"{ARTIFACTS} is not set", wanted="<path or store url>@<ref or bundle id>", found="nothing")
-    return _open(reference)
+    return open_once(reference)
 
 
 @cache
-def _open(reference: str) -> store.Bundle:
+def open_once(reference: str) -> store.Bundle:
+    """The bundle, its artifacts on this host; the same for every caller of this process. Raises StoreError."""
     # Cached across fork: the engine and its workers inherit what the frontend has resolved, so a ref that moves
-    # between the two cannot make them serve different bundles.
-    return store.open_bundle(reference)
+    # between the two cannot make them serve different bundles. So no client of a remote store may live here.
+    return fetch_bundle(reference)
 
 
 class CommandLine:
