@@ -59,9 +59,7 @@ def differences(
     for sequence, (prompt, tokens) in enumerate(zip(prompts, generated, strict=True)):
         for position, best, deficit in _deficits(str(checkpoint), tuple(prompt), tuple(tokens)):
             found.append(
-                Difference(
-                    sequence=sequence, position=position, token=tokens[position], best=best, deficit=deficit
-                )
+                Difference(sequence=sequence, position=position, token=tokens[position], best=best, deficit=deficit)
             )
     return found
 

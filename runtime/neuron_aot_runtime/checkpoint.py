@@ -26,6 +26,9 @@ _DTYPES = {
     "I16": np.dtype(np.int16), "I8": np.dtype(np.int8), "U64": np.dtype(np.uint64), "U32": np.dtype(np.uint32),
     "U16": np.dtype(np.uint16), "U8": np.dtype(np.uint8), "BOOL": np.dtype(np.bool_),
 }  # fmt: skip
+# Stands for a dtype that is not in the table: kept out of the way until somebody wants the tensor, for a checkpoint
+# may hold more than the bundle needs.
+UNREADABLE = np.dtype((np.void, 1))
 _LONGEST_HEADER = 100_000_000
 
 
@@ -122,8 +125,7 @@ def _entry(path: Path, base: int, size: int, *, dtype: str, shape: list, data_of
     start, stop = data_offsets
     known = _DTYPES.get(dtype)
     if known is None:
-        # Kept out of the way until somebody wants it: a checkpoint may hold more than the bundle needs.
-        known = np.dtype((np.void, 1))
+        known = UNREADABLE
     elif stop - start != math.prod(shape) * known.itemsize:
         raise ValueError(f"{stop - start} bytes for {dtype} {shape}")
     if not 0 <= start <= stop <= size - base:

@@ -13,15 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
-from .checkpoint import Checkpoint, open_checkpoint
+from .arrays import aligned_empty, numpy_dtype
+from .checkpoint import UNREADABLE, Checkpoint, open_checkpoint
 from .contract.errors import CheckpointError
 from .contract.manifest import Manifest, TensorSpec, WeightEntry, WeightSource
-
-ALIGNMENT = 64  # bytes; what the cpu device needs to use an array in place
-_ML_DTYPES = {name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")}
 
 
 @dataclass(frozen=True)
@@ -32,11 +29,6 @@ class WeightReport:
     nbytes: int
     copied: int
     seconds: float
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """The numpy dtype of a manifest dtype."""
-    return _ML_DTYPES.get(name) or np.dtype(name)
 
 
 def load_weights(
@@ -77,7 +69,7 @@ def check_checkpoint(manifest: Manifest, checkpoint: Checkpoint, *, where: str) 
                 problems[f"{source.tensor}: missing (wanted {list(source.shape)}, for {entry.param})"] = None
             elif found.shape != source.shape:
                 problems[f"{source.tensor}: wanted {list(source.shape)}, found {list(found.shape)}"] = None
-            elif found.dtype.kind == "V" and found.dtype not in _ML_DTYPES.values():
+            elif found.dtype == UNREADABLE:
                 problems[f"{source.tensor}: stored in a dtype that this runtime cannot read"] = None
     if problems:
         raise CheckpointError(
@@ -126,11 +118,3 @@ def _part(array: np.ndarray, source: WeightSource, rank: int) -> np.ndarray:
     index = [slice(None)] * array.ndim
     index[cut.axis] = slice(cut.start, cut.stop)
     return array[tuple(index)]
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An uninitialised array whose data starts at a multiple of ALIGNMENT; numpy itself promises 16."""
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    offset = -raw.ctypes.data % ALIGNMENT
-    return raw[offset : offset + nbytes].view(dtype).reshape(shape)

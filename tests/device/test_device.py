@@ -53,7 +53,13 @@ def compiled(request, tiny, tmp_path_factory):
     (folder / "recipe.yaml").write_text(yaml.safe_dump(document))
     bundles = []
     for target in (TARGET, "cpu"):
-        command = [sys.executable, "-c", "from neuron_aot.cli import main; main()", "compile", str(folder / "recipe.yaml")]
+        command = [
+            sys.executable,
+            "-c",
+            "from neuron_aot.cli import main; main()",
+            "compile",
+            str(folder / "recipe.yaml"),
+        ]
         subprocess.run([*command, "--target", target, "--store", str(folder / "store"), "--ref", target], check=True)
         bundles.append(open_bundle(f"{folder / 'store'}@{target}"))
     return request.param, model, *bundles

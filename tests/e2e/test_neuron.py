@@ -50,9 +50,7 @@ def test_tokens_through_vllm_are_those_of_the_cpu_target(simulator, tiny, tmp_pa
     for target in ("trn2", "cpu"):
         neuron_aot("compile", recipe, "--target", target, "--store", store, "--ref", target)
     prompts = prompts_of(3, 31, 33, 100, 150)
-    neuron, cpu = (
-        tokens_of(f"{store}@{target}", model, tmp_path / target, prompts, 24) for target in ("trn2", "cpu")
-    )
+    neuron, cpu = (tokens_of(f"{store}@{target}", model, tmp_path / target, prompts, 24) for target in ("trn2", "cpu"))
     assert neuron == cpu and all(len(tokens) == 24 for tokens in neuron)
 
 
@@ -76,11 +74,18 @@ def test_the_commands_on_a_neuron_bundle(simulator, tiny, tmp_path):
 
     report = tmp_path / "report"
     neuron_aot("reproduce", f"{store}@x#decode_b2_c256", report)
-    assert {path.name for path in report.iterdir()} == {"about.json", "command.sh", "compiler.log", "model.hlo_module.pb"}
+    assert {path.name for path in report.iterdir()} == {
+        "about.json",
+        "command.sh",
+        "compiler.log",
+        "model.hlo_module.pb",
+    }
     before = len(simulator.runs)
     subprocess.run(["sh", "command.sh"], cwd=report, check=True)
     assert len(simulator.runs) == before + 1 and (report / "model.neff").is_file()
-    assert not any(str(tmp_path) in path.read_text() for path in report.iterdir() if path.suffix in (".json", ".sh", ".log"))
+    assert not any(
+        str(tmp_path) in path.read_text() for path in report.iterdir() if path.suffix in (".json", ".sh", ".log")
+    )
     again = neuron_aot("reproduce", f"{store}@x#decode_b2_c256", report, check=False)
     assert again.returncode == 2 and "in use" in again.stderr
     unknown = neuron_aot("inspect", f"{store}@x#decode_b9_c256", check=False)
@@ -96,7 +101,9 @@ def test_the_commands_on_a_neuron_bundle(simulator, tiny, tmp_path):
     ],
 )
 def test_misuse_is_refused_before_anything_is_made(simulator, tiny, tmp_path, arguments, code, told):
-    done = neuron_aot("compile", write_recipe(tmp_path, tiny("gqa")), "--store", tmp_path / "s", *arguments, check=False)
+    done = neuron_aot(
+        "compile", write_recipe(tmp_path, tiny("gqa")), "--store", tmp_path / "s", *arguments, check=False
+    )
     assert done.returncode == code and told in done.stderr and "Traceback" not in done.stderr
     assert not simulator.runs and not (tmp_path / "s").exists()
 

@@ -19,7 +19,9 @@ class Simulator:
 
     def __post_init__(self) -> None:
         program = self.folder / "neuronx-cc"
-        program.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(HERE / 'neuronx_cc.py')!r}, run_name='__main__')\n")
+        program.write_text(
+            f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(HERE / 'neuronx_cc.py')!r}, run_name='__main__')\n"
+        )
         program.chmod(0o755)
         self.tell()
 

@@ -25,7 +25,15 @@ import uuid
 from pathlib import Path
 
 VERSION = "2.99.7001.0+simulator"
-MEMORY_GB = {("trn1", 1): 16, ("trn1n", 1): 16, ("inf2", 1): 16, ("trn2", 2): 24, ("trn2", 1): 12, ("trn3", 2): 36, ("trn3", 1): 18}
+MEMORY_GB = {
+    ("trn1", 1): 16,
+    ("trn1n", 1): 16,
+    ("inf2", 1): 16,
+    ("trn2", 2): 24,
+    ("trn2", 1): 12,
+    ("trn3", 2): 36,
+    ("trn3", 1): 18,
+}
 REFUSED_OPERATORS = ("triangular-solve", "cholesky", "fft", "sort", "while", "conditional", "call", "infeed", "outfeed")
 KNOWN_CALLS = re.compile(r"AwsNeuron\w+|__op\$block_scaled_dot")
 
@@ -98,7 +106,12 @@ def compile_(options: argparse.Namespace, arguments: list[str], told: dict) -> i
     fault = faults.get(tag, faults.get("*", ""))
     before(fault, signature)
     payload = build(computation)
-    neff = pack(payload, signature, 3 - lnc if fault == "wrong-lnc" else lnc, compress=not options.enable_fast_loading_neuron_binaries)
+    neff = pack(
+        payload,
+        signature,
+        3 - lnc if fault == "wrong-lnc" else lnc,
+        compress=not options.enable_fast_loading_neuron_binaries,
+    )
     return after(fault, neff, Path(options.output))
 
 
@@ -163,7 +176,10 @@ def tensors(text: str, shape) -> dict:
     outputs = re.search(r'ROOT[^\n]*neff_output_names="([^"]*)"', entry)
     given = outputs[1].split(",") if outputs else []
     head = text.partition("entry_computation_layout")[0]
-    aliased = {int(parameter): int(result or 0) for result, parameter in re.findall(r"\{(\d*)\}: \((\d+), \{\}, must-alias\)", head)}
+    aliased = {
+        int(parameter): int(result or 0)
+        for result, parameter in re.findall(r"\{(\d*)\}: \((\d+), \{\}, must-alias\)", head)
+    }
     inputs = []
     for number, item in enumerate(shape.parameter_shapes()):
         name = names.get(number, f"input{number}")
@@ -171,7 +187,8 @@ def tensors(text: str, shape) -> dict:
     result = shape.result_shape()
     results = result.tuple_shapes() if result.is_tuple() else [result]
     described_results = [
-        described(given[number] if number < len(given) else f"output{number}", item) for number, item in enumerate(results)
+        described(given[number] if number < len(given) else f"output{number}", item)
+        for number, item in enumerate(results)
     ]
     return {"inputs": inputs, "outputs": described_results, "aliases": sorted(aliased.items())}
 

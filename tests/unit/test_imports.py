@@ -68,12 +68,13 @@ TOOLCHAIN_LAYERS = {
 RUNTIME_LAYERS = {
     "vllm": {"store", "weights", "checkpoint", "batch", "loader", "settings", "device", "contract"},
     "store": {"settings", "contract"},
-    "weights": {"checkpoint", "contract"},
+    "weights": {"arrays", "checkpoint", "contract"},
     "checkpoint": {"contract"},
     "batch": {"contract"},
     "loader": {"contract"},
     "settings": {"contract"},
-    "device": {"contract", "settings"},
+    "device": {"arrays", "contract", "settings"},
+    "arrays": set(),
     "contract": set(),
 }
 

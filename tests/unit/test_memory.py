@@ -77,7 +77,9 @@ def test_memory_per_logical_core():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "wanted", "size"), [("trn2", None, 2), ("trn3", 1, 1), ("trn1", None, 1), ("inf2", 1, 1)])
+@pytest.mark.parametrize(
+    ("name", "wanted", "size"), [("trn2", None, 2), ("trn3", 1, 1), ("trn1", None, 1), ("inf2", 1, 1)]
+)
 def test_logical_core_sizes(name, wanted, size):
     assert NEURON_TARGETS[name].core_size(wanted) == size
 

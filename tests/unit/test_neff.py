@@ -15,7 +15,9 @@ from neuron_aot_runtime.device.neff import read_header, read_neff
 def make(path, *, members=None, compress=True, header_size=1024, data_size=None, cut=None):
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:
-        for name, content in (members or {"neff.json": b"{}", "sg00/def.json": b"{}", "sg00/pe.bin": b"x" * 300}).items():
+        for name, content in (
+            members or {"neff.json": b"{}", "sg00/def.json": b"{}", "sg00/pe.bin": b"x" * 300}
+        ).items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))

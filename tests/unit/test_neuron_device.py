@@ -90,14 +90,18 @@ def opened(manifest, layout, files, *, params=True):
 
 def run(device):
     """A prompt, then three decode steps; returns every result."""
-    found = [device.execute("prefill_s16_c16", prefill_inputs([1, 2, 3], computed=0, size=16, context=16, blocks=[4, 9]))]
+    found = [
+        device.execute("prefill_s16_c16", prefill_inputs([1, 2, 3], computed=0, size=16, context=16, blocks=[4, 9]))
+    ]
     for position in (3, 4, 5):
         inputs = decode_inputs([(7, position, [4, 9])], size=2, context=64)
         found.append(device.execute("decode_b2_c64", inputs))
     return [item["logits"] for item in found]
 
 
-@pytest.mark.parametrize("options", [CompileOptions(), CompileOptions(flags=("--enable-fast-loading-neuron-binaries",))])
+@pytest.mark.parametrize(
+    "options", [CompileOptions(), CompileOptions(flags=("--enable-fast-loading-neuron-binaries",))]
+)
 def test_steps_on_one_cache_and_the_cache_is_written_in_place(built, nrtpy, options):
     manifest, layout, files = built(options=options)
     device = opened(manifest, layout, files)

@@ -249,7 +249,9 @@ def test_codes_are_found_and_explained():
     assert all(meaning and change for meaning, change in CODES.values())
     assert "internal error" in explain("NCC_IBIR158")[0]
     assert says_out_of_memory("terminate called after throwing an instance of 'std::bad_alloc'")
-    assert says_out_of_memory("subprocess exited with signal 9") and not says_out_of_memory("NCC_EOOM001: out of memory")
+    assert says_out_of_memory("subprocess exited with signal 9") and not says_out_of_memory(
+        "NCC_EOOM001: out of memory"
+    )
 
 
 # The whole path: four programs, real workers, real store
@@ -261,7 +263,12 @@ def lower_small(plan, definition, layout, **options) -> LoweredProgram:
 
 
 TOOLCHAIN = Toolchain(family=fake_family, lower=lower_small, lowering_identity=fake_lowering_identity)
-TAGS = {"prefill_s128_c128": "ids_256", "prefill_s128_c256": "ids_384", "decode_b1_c256": "ids_257", "decode_b2_c256": "ids_258"}
+TAGS = {
+    "prefill_s128_c128": "ids_256",
+    "prefill_s128_c256": "ids_384",
+    "decode_b1_c256": "ids_257",
+    "decode_b2_c256": "ids_258",
+}
 
 
 def test_one_refused_program_is_remembered_and_the_others_are_kept(simulator, tmp_path):

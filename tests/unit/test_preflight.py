@@ -81,7 +81,12 @@ def gather(b, length, opcode="gather"):
 
 
 def call(b, target, *kinds, dims=(64,), config=b""):
-    b("custom-call", operands=[b.parameter(kind, dims) for kind in kinds], custom_call_target=target, backend_config=config)
+    b(
+        "custom-call",
+        operands=[b.parameter(kind, dims) for kind in kinds],
+        custom_call_target=target,
+        backend_config=config,
+    )
 
 
 def constant(b, value):
@@ -166,7 +171,9 @@ def test_every_rule_has_a_bad_module():
     assert {rule.codes[0] for rule in RULES} == set(BAD)
 
 
-@pytest.mark.parametrize(("code", "case"), [(code, index) for code, cases in BAD.items() for index in range(len(cases))])
+@pytest.mark.parametrize(
+    ("code", "case"), [(code, index) for code, cases in BAD.items() for index in range(len(cases))]
+)
 def test_a_bad_module_is_refused_by_its_rule_alone(code, case):
     (violation,) = check(BAD[code][case], NEWER if code == "NCC_EVRF052" else TRN2)
     assert violation.codes[0] == code and violation.fix and violation.program == "decode_b1_c64"
@@ -186,11 +193,16 @@ def test_float8_follows_the_target():
 def test_our_programs_are_clean(target, greedy):
     toolchain = default_toolchain()
     for phase, size, context in (("prefill", 16, 64), ("decode", 1, 64), ("decode", 4, 64)):
-        assert toolchain.preflight(program_plan(phase, size, context, dtype="bfloat16", greedy=greedy, target=target)) == []
+        assert (
+            toolchain.preflight(program_plan(phase, size, context, dtype="bfloat16", greedy=greedy, target=target))
+            == []
+        )
 
 
 def test_a_violation_names_instruction_model_line_rule_and_fix():
-    (violation,) = check(lambda b: b("dot", "s32", operands=(b.parameter("s8"), b.parameter())), origins={102: "llama.py:7"})
+    (violation,) = check(
+        lambda b: b("dot", "s32", operands=(b.parameter("s8"), b.parameter())), origins={102: "llama.py:7"}
+    )
     text = str(violations_error([violation] * 25, "trn2"))
     for part in ("NCC_EVRF035", "dot.102", "llama.py:7", "works on s8", "no dot of integers", "and 5 more", "trn2"):
         assert part in text

@@ -4,6 +4,7 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
+from neuron_aot_runtime.arrays import ALIGNMENT
 from neuron_aot_runtime.checkpoint import open_checkpoint
 from neuron_aot_runtime.contract.errors import CheckpointError
 from neuron_aot_runtime.contract.manifest import (
@@ -19,7 +20,7 @@ from neuron_aot_runtime.contract.manifest import (
     WeightSlice,
     WeightSource,
 )  # fmt: skip
-from neuron_aot_runtime.weights import ALIGNMENT, load_weights
+from neuron_aot_runtime.weights import load_weights
 
 NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int64": "I64"}
 

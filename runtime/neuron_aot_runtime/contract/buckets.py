@@ -17,7 +17,11 @@ from .manifest import Bucket
 
 def program_name(phase: str, bucket: Bucket) -> str:
     """``prefill_s128_c512`` or ``decode_b4_c512``; the name users see in metrics and messages."""
-    return f"prefill_s{bucket.size}_c{bucket.context}" if phase == "prefill" else f"decode_b{bucket.size}_c{bucket.context}"
+    return (
+        f"prefill_s{bucket.size}_c{bucket.context}"
+        if phase == "prefill"
+        else f"decode_b{bucket.size}_c{bucket.context}"
+    )
 
 
 def powers_of_two(first: int, last: int) -> tuple[int, ...]:
@@ -30,7 +34,9 @@ def powers_of_two(first: int, last: int) -> tuple[int, ...]:
     return (*sizes, last)
 
 
-def prefill_grid(token_buckets: Sequence[int], contexts: Sequence[int], max_model_len: int, block_size: int) -> list[Bucket]:
+def prefill_grid(
+    token_buckets: Sequence[int], contexts: Sequence[int], max_model_len: int, block_size: int
+) -> list[Bucket]:
     """Every reachable prefill bucket: each token size with its own (rounded up to a block) and every larger context.
 
     ``token_buckets`` ascending; ``contexts`` ascending, the last one being ``max_model_len``. A token size is

@@ -16,12 +16,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from ..arrays import aligned, aligned_zeros, numpy_dtype
 from ..contract.errors import DeviceError, IncompatibleArtifactError
 from ..contract.manifest import Manifest, Program, TensorSpec
 from . import xla_artifact
 from .cpu_features import missing_features
-
-_ALIGNMENT = 64  # PJRT's CPU client copies host memory that is not aligned to this
 
 
 @dataclass(frozen=True)
@@ -171,28 +170,6 @@ def installed_jaxlib() -> str:
         return metadata.version("jaxlib")
     except metadata.PackageNotFoundError:
         return "none"
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """The numpy dtype of a manifest's dtype name."""
-    return np.dtype(getattr(ml_dtypes, name, name))
-
-
-def aligned_zeros(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """A zeroed array whose memory PJRT takes as it is."""
-    count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    memory = np.zeros(count + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + count].view(dtype).reshape(tuple(shape))
-
-
-def aligned(array: np.ndarray) -> np.ndarray:
-    """``array`` itself where it is aligned, contiguous and writeable (dlpack wants that), else a copy that is."""
-    if array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % _ALIGNMENT == 0:
-        return array
-    copy = aligned_zeros(array.shape, array.dtype)
-    copy[...] = array
-    return copy
 
 
 def _dlpack(array: np.ndarray):

@@ -113,8 +113,12 @@ class NrtpyModel:
 
         self.name, self.core_id, self._aliases = name, core_id, dict(aliases)
         self._inputs, self._outputs = definition["inputs"], definition["outputs"]
-        self.input_tensors_info = {item["name"]: TensorInfo(tuple(item["shape"]), item["size"]) for item in self._inputs}
-        self.output_tensors_info = {item["name"]: TensorInfo(tuple(item["shape"]), item["size"]) for item in self._outputs}
+        self.input_tensors_info = {
+            item["name"]: TensorInfo(tuple(item["shape"]), item["size"]) for item in self._inputs
+        }
+        self.output_tensors_info = {
+            item["name"]: TensorInfo(tuple(item["shape"]), item["size"]) for item in self._outputs
+        }
         client = _client()
         self._executable = client.deserialize_executable(payload, xla_client.DeviceList((_state["device"],)))
 
@@ -134,7 +138,9 @@ class NrtpyModel:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             files = {member.name: archive.extractfile(member).read() for member in archive.getmembers()}
         definition = json.loads(files["sg00/def.json"])
-        return cls(definition, json.loads(files["neff.json"])["aliases"], files["sg00/pe.bin"], name or "model", core_id)
+        return cls(
+            definition, json.loads(files["neff.json"])["aliases"], files["sg00/pe.bin"], name or "model", core_id
+        )
 
     def __call__(self, inputs, outputs=None, **_):
         _fail("execute")
@@ -144,12 +150,16 @@ class NrtpyModel:
         for item in self._inputs:
             tensor = inputs[item["name"]]
             if list(tensor.shape) != item["shape"] or tensor.core_id != self.core_id:
-                raise NrtError(f"{self.name}: NRT_EXEC_BAD_INPUT: {item['name']} has {list(tensor.shape)} on {tensor.core_id}")
+                raise NrtError(
+                    f"{self.name}: NRT_EXEC_BAD_INPUT: {item['name']} has {list(tensor.shape)} on {tensor.core_id}"
+                )
         if outputs is not None:
             for argument, result in self._aliases.items():
                 given = outputs.get(self._outputs[result]["name"])
                 if given is not inputs[self._inputs[argument]["name"]]:
-                    raise NrtError(f"{self.name}: NRT_EXEC_BAD_INPUT: {self._outputs[result]['name']} is not its aliased input")
+                    raise NrtError(
+                        f"{self.name}: NRT_EXEC_BAD_INPUT: {self._outputs[result]['name']} is not its aliased input"
+                    )
         results = self._executable.execute_sharded([inputs[name]._buffer for name in wanted])
         arrays = [shards[0] for shards in results.disassemble_into_single_device_arrays()]
         made = {}
