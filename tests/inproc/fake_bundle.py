@@ -144,6 +144,7 @@ class FakeDevice:
     """See ``neuron_aot_runtime.device.base.Device``. ``executed`` holds the name of every execution."""
 
     target = "fake"
+    loads_while_serving = True
 
     def __init__(self) -> None:
         self.programs: dict[str, Program] = {}

@@ -9,7 +9,8 @@ A device is opened once per process, in the worker. Order of calls:
     execute(name, inputs) …          every step
     close()
 
-Host arrays are numpy; bfloat16 is ``ml_dtypes.bfloat16``. Nothing here is thread safe.
+Host arrays are numpy; bfloat16 is ``ml_dtypes.bfloat16``. No two executions and no two loads run at once; with
+``loads_while_serving`` a load may run in another thread during an execution.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from ..contract.manifest import Manifest, Program, TensorSpec
 
 
 class Device(Protocol):
+    """``loads_while_serving``: whether the server may say that it is ready before every program is loaded. Not where a
+    program takes device memory of its own: what does not fit must show before the first request."""
+
     target: str
+    loads_while_serving: bool
 
     def check(self, requires: Mapping[str, str]) -> None:
         """Raise IncompatibleArtifactError, listing every unmet requirement, unless this host meets them all."""

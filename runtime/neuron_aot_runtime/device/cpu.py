@@ -39,6 +39,7 @@ class CpuDevice:
     """See ``Device``."""
 
     target = "cpu"
+    loads_while_serving = True
 
     def __init__(self) -> None:
         self._client = None

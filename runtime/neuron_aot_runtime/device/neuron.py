@@ -46,6 +46,8 @@ class _Loaded:
 class NeuronDevice:
     """See ``Device``. ``local_rank`` chooses among the cores that this process may see."""
 
+    loads_while_serving = False
+
     def __init__(self, target: str, *, local_rank: int = 0) -> None:
         self.target = target
         self._rank = local_rank

@@ -95,9 +95,10 @@ class NeuronWorker(WorkerBase):
         self.model_runner = ModelRunner(self.vllm_config, manifest, self._device, self._metrics, self._loader)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Nothing to compile: lets the programs get ready behind the scenes, and says where the time went."""
+        """Nothing to compile: gets the other programs ready, now or (see ``Device``) while serving, and says where the
+        time went."""
         start, count = time.perf_counter(), len(self._bundle.manifest.programs)
-        if self._bundle.manifest.world_size == 1:
+        if self._device.loads_while_serving and self._bundle.manifest.world_size == 1:
             self._loader.start(
                 lambda: logger.info("all %d programs are loaded and warm (%.1f s)", count, time.perf_counter() - start)
             )
