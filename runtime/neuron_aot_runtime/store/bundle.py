@@ -160,8 +160,8 @@ def read_manifest(reader: StoreReader, bundle_id: str) -> Manifest:
     manifest = parse_manifest(data, where=where)
     if manifest.to_json() != data:
         raise IntegrityError(
-            f"{where} is not in canonical form; it was not written by neuron-aot",
-            wanted="canonical JSON",
+            f"{where} was written by another version of neuron-aot, or by something else",
+            wanted="the canonical JSON of this version's manifest",
             next_command=f"remove {where} and run neuron-aot compile again",
         )
     return manifest
