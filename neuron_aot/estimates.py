@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
 from neuron_aot_runtime.contract.errors import IntegrityError
 from neuron_aot_runtime.contract.manifest import Bucket
 
-from .store import STREAMS, Store
+from .store import Store, parallel
 
 #: Requests in the records that are read at most; a store may hold years of them.
 _MOST_RECORDS = 2000
@@ -54,9 +53,8 @@ def read_samples(store: Store, target: str) -> list[Sample]:
         seconds = (made.lower_ms + made.generate_ms) / 1000
         return Sample(request.phase, request.bucket, seconds, made.peak_memory_mb, record.artifact.size)
 
-    with ThreadPoolExecutor(STREAMS if store.remote else 1) as pool:
-        found = pool.map(sample, store.names("requests")[:_MOST_RECORDS])
-        return [item for item in found if item is not None]
+    found = parallel(sample, store.names("requests")[:_MOST_RECORDS])
+    return [item for item in found if item is not None]
 
 
 def estimate(samples: Iterable[Sample], phase: str, bucket: Bucket) -> Estimate | None:

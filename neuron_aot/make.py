@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neuron_aot_runtime.contract.canonical import digest_file
 from neuron_aot_runtime.contract.errors import CompileError
 from neuron_aot_runtime.contract.layout import blob_path
 from neuron_aot_runtime.contract.manifest import Artifact
 from neuron_aot_runtime.store import FailureRecord, ProgramRecord, Provenance, RequestRecord
+from neuron_aot_runtime.store.records import now
 
 from . import __version__, codegen, keys, lower, models
 from .codegen import CodeGenerator, CompilerError
@@ -144,35 +145,35 @@ def _generate(store: Store, generator: CodeGenerator, lowered: LoweredProgram, k
                 next_command="run the same command again; report it to the compiler's makers if it persists",
             )
         generate_ms = _ms_since(started)
-        attachments = {name: _blob(store, path, name) for name, path in further.items()}
-        stored = _blob(store, artifact, generator.artifact_format)
-    record = ProgramRecord(
-        program_key=key,
-        artifact=stored,
-        target=generator.target,
-        code_generator=generator.identity(),
-        provenance=Provenance(
-            built_at=_now(),
-            lower_ms=lower_ms,
-            generate_ms=generate_ms,
-            peak_memory_mb=_peak_memory_mb(),
-            versions={"neuron-aot": __version__, **keys.library_versions()},
-        ),
-        attachments=attachments,
-    )
-    placed = store.put_program(record)
+        record = ProgramRecord(
+            program_key=key,
+            artifact=_described(artifact, generator.artifact_format),
+            target=generator.target,
+            code_generator=generator.identity(),
+            provenance=Provenance(
+                built_at=now(),
+                lower_ms=lower_ms,
+                generate_ms=generate_ms,
+                peak_memory_mb=_peak_memory_mb(),
+                versions={"neuron-aot": __version__, **keys.library_versions()},
+            ),
+            attachments={name: _described(path, name) for name, path in further.items()},
+        )
+        placed = store.put_program(record, lambda: [store.put_blob(path) for path in (*further.values(), artifact)])
     store.drop_failure(key)
     return placed
 
 
-def _blob(store: Store, path: Path, kind: str) -> Artifact:
-    digest, size = store.put_blob(path)
-    return Artifact(format=kind, digest=digest, size=size)
+def _described(path: Path, kind: str) -> Artifact:
+    return Artifact(format=kind, digest=digest_file(path), size=path.stat().st_size)
 
 
 def _keep_failure(store: Store, key: str, error: CompilerError) -> CompileError:
     """The error with its log kept in the store; a failure that would repeat is remembered there."""
-    log = _blob(store, error.log, "log") if error.log is not None else None
+    log = None
+    if error.log is not None:
+        log = _described(error.log, "log")
+        store.put_blob(error.log)
     if error.remember:
         store.put_failure(
             FailureRecord(
@@ -182,7 +183,7 @@ def _keep_failure(store: Store, key: str, error: CompilerError) -> CompileError:
                 found=error.found,
                 next_command=error.next_command,
                 log=log,
-                failed_at=_now(),
+                failed_at=now(),
             )
         )
     return CompileError(
@@ -206,10 +207,6 @@ def _refuse_known_failure(store: Store, key: str, job: Job) -> None:
 
 def _where(store: Store, log: Artifact | None) -> list[str]:
     return [] if log is None else [f"log: {store.location}/{blob_path(log.digest)}"]
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _ms_since(started: float) -> int:

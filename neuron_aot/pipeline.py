@@ -177,7 +177,8 @@ def compile_recipe(
     with store.leased([item.program_key for item in records], [blob.digest for item in records for blob in item.blobs]):
         made = _compile_misses(plan, store, jobs, progress, toolchain, retry_failed) if plan.misses else {}
         programs = plan.found | {name: (item.request, item.record) for name, item in made.items()}
-        bundle = store.publish(bundle_manifest(plan, programs, toolchain))
+        requests = [request.request_key for request, _ in programs.values()]
+        bundle = store.publish(bundle_manifest(plan, programs, toolchain), requests)
         if ref is not None:
             store.set_ref(ref, RefRecord(bundle=bundle, model=str(recipe.model)))
     compiled = sum(item.compiled for item in made.values())

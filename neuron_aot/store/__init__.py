@@ -7,6 +7,7 @@ bundle    only when all of it is there and verified
 ref       the only thing that moves, at one stroke
 """
 
-from .store import STREAMS, Store, Stored, open_existing, open_store
+from .store import Store, Stored, open_existing, open_store
+from .streams import parallel
 
-__all__ = ["STREAMS", "Store", "Stored", "open_existing", "open_store"]
+__all__ = ["Store", "Stored", "open_existing", "open_store", "parallel"]

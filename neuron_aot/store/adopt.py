@@ -16,14 +16,15 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuron_aot_runtime.contract.canonical import digest_bytes, digest_json
+from neuron_aot_runtime.contract.canonical import digest_bytes, digest_file, digest_json
 from neuron_aot_runtime.contract.errors import IntegrityError, NeuronAotError, NotFoundError
 from neuron_aot_runtime.contract.manifest import Artifact
 from neuron_aot_runtime.device.neff import HEADER_SIZE, read_header
 from neuron_aot_runtime.store import ProgramRecord, Provenance
 from neuron_aot_runtime.store.reader import storage_errors
+from neuron_aot_runtime.store.records import now
 
-from .store import Store, now
+from .store import Store
 
 _FLAGS_LIMIT, _MODULE_LIMIT = 1 << 20, 4 << 30
 
@@ -104,10 +105,6 @@ def _recognise(folder: Path, names: list[str]) -> _Entry | None:
 
 
 def _adopt(entry: _Entry, store: Store, folder: str) -> Adopted:
-    with store.scratch() as directory:
-        with storage_errors(str(entry.neff), folder):
-            shutil.copyfile(entry.neff, directory / "neff")
-        digest, size = store.put_blob(directory / "neff")
     generator = {
         "compiler": "neuronx-cc",
         "version": entry.build,
@@ -115,15 +112,20 @@ def _adopt(entry: _Entry, store: Store, folder: str) -> Adopted:
         "flags": json.dumps(entry.flags),
     }
     target = re.search(r"--target[= \", ]+(inf2|trn[0-9]\w*)", json.dumps(entry.flags))
-    record = ProgramRecord(
-        program_key=digest_json({"adopted": generator}).removeprefix("sha256:"),
-        artifact=Artifact(format="neff", digest=digest, size=size),
-        target=target[1] if target else "unknown",
-        code_generator=generator,
-        provenance=Provenance(built_at=now(), lower_ms=0, generate_ms=0, peak_memory_mb=0, versions={}),
-    )
-    known = store.program(record.program_key) is not None
-    return Adopted(folder, store.put_program(record).record, known)
+    with store.scratch() as directory:
+        copy = directory / "neff"
+        with storage_errors(str(entry.neff), folder):
+            shutil.copyfile(entry.neff, copy)
+        record = ProgramRecord(
+            program_key=digest_json({"adopted": generator}).removeprefix("sha256:"),
+            artifact=Artifact(format="neff", digest=digest_file(copy), size=copy.stat().st_size),
+            target=target[1] if target else "unknown",
+            code_generator=generator,
+            provenance=Provenance(built_at=now(), lower_ms=0, generate_ms=0, peak_memory_mb=0, versions={}),
+        )
+        known = store.program(record.program_key) is not None
+        with store.lock(record.program_key):
+            return Adopted(folder, store.put_program(record, lambda: store.put_blob(copy)).record, known)
 
 
 def _is_neff(head: bytes) -> bool:

@@ -18,13 +18,24 @@ from neuron_aot_runtime.contract.layout import (
     blob_path,
     bundle_path,
     is_store_path,
+    origin_path,
     program_path,
+    request_path,
     signature_directory,
 )
 from neuron_aot_runtime.contract.manifest import Artifact, Program
-from neuron_aot_runtime.store import Bundle, LocalReader, ProgramRecord, Reference, open_bundle, parse_record
+from neuron_aot_runtime.store import (
+    Bundle,
+    LocalReader,
+    OriginRecord,
+    ProgramRecord,
+    Reference,
+    open_bundle,
+    parse_record,
+)
 from neuron_aot_runtime.store.reader import CHUNK, RECORD_LIMIT, storage_errors
 
+from .origins import read_requests
 from .store import Store
 from .transfer import Progress, Report, copy_bundle
 
@@ -60,11 +71,15 @@ def _write(bundle: Bundle, tar: tarfile.TarFile) -> None:
             tar.addfile(_member(blob_path(digest), artifact.size), blob)
     records = [program_path(program.program_key) for program in programs]
     records += bundle.reader.names(signature_directory(bundle.bundle_id))
-    for path in records:
-        data = bundle.reader.read(path)
+    requests = read_requests(bundle.reader, bundle.bundle_id, {program.program_key for program in programs})
+    origin = OriginRecord(bundle=bundle.bundle_id, requests=tuple(request.request_key for request in requests))
+    for path, data in (
+        *((path, bundle.reader.read(path)) for path in records),
+        *((request_path(request.request_key), request.to_json()) for request in requests),
+        (origin_path(bundle.bundle_id), origin.to_json()),
+        (bundle_path(bundle.bundle_id), bundle.manifest.to_json()),
+    ):
         tar.addfile(_member(path, len(data)), io.BytesIO(data))
-    manifest = bundle.manifest.to_json()
-    tar.addfile(_member(bundle_path(bundle.bundle_id), len(manifest)), io.BytesIO(manifest))
 
 
 def _blobs(bundle: Bundle, programs: Iterable[Program]) -> dict[str, tuple[Artifact, str]]:

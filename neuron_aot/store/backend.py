@@ -27,8 +27,8 @@ class Backend(StoreReader, Protocol):
     def replace(self, path: str, data: bytes) -> None:
         """Store ``data`` whatever ``path`` held, at one stroke."""
 
-    def replace_file(self, path: str, source: Path) -> None:
-        """The same for a file, which may be moved."""
+    def replace_file(self, path: str, source: Path, *, durable: bool = True) -> None:
+        """The same for a file, which may be moved. ``durable``: it returns when the content survives a power cut."""
 
     def delete(self, path: str) -> None:
         """Remove ``path``; that it is gone already is no error."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from neuron_aot_runtime.contract.layout import blob_path, bundle_path, is_store_
 from neuron_aot_runtime.contract.manifest import Artifact, Manifest, Program
 from neuron_aot_runtime.store import (
     FailureRecord,
+    OriginRecord,
     ProgramRecord,
     RefRecord,
     RequestRecord,
@@ -23,12 +22,14 @@ from neuron_aot_runtime.store import (
 from neuron_aot_runtime.store.records import Difference
 from neuron_aot_runtime.store.trust import Signature, require_content
 
-from .store import STREAMS, Store
+from .store import Store
+from .streams import parallel
 
 _SCHEMAS = {
     "programs": (ProgramRecord, "program_key"),
     "requests": (RequestRecord, "request_key"),
     "failures": (FailureRecord, "program_key"),
+    "origins": (OriginRecord, "bundle"),
     "refs": (RefRecord, None),
     "history": (RefRecord, None),
     "signatures": (Signature, None),
@@ -47,7 +48,7 @@ class Problem:
 
 def check_programs(store: Store, manifest: Manifest) -> list[Problem]:
     """Every blob and record that a bundle names."""
-    found = _parallel(lambda program: _program(store, program), manifest.programs)
+    found = parallel(lambda program: _program(store, program), manifest.programs)
     return [problem for problems in found for problem in problems]
 
 
@@ -74,7 +75,7 @@ def check_store(store: Store, progress: Callable[[int], None] = lambda nbytes: N
             return [Problem(path, path, error)]
         return []
 
-    return [problem for problems in _parallel(check, entries) for problem in problems]
+    return [problem for problems in parallel(check, entries) for problem in problems]
 
 
 def repair(store: Store, problems: Iterable[Problem], source: StoreReader) -> list[Problem]:
@@ -129,14 +130,11 @@ def _program(store: Store, program: Program) -> list[Problem]:
 
 
 def _blob(store: Store, artifact: Artifact, subject: str | None = None) -> None:
-    path, state, size, zeros = blob_path(artifact.digest), hashlib.sha256(), 0, True
+    path = blob_path(artifact.digest)
     subject = subject or path
     help_ = f"neuron-aot verify {store.location} --all --repair OTHER_STORE, or compile it again"
     try:
-        for chunk in store.backend.stream(path):
-            state.update(chunk)
-            size += len(chunk)
-            zeros = zeros and not any(chunk[:64])
+        found, size = store.backend.digest(path)
     except NotFoundError as error:
         raise NotFoundError(
             f"{subject} is missing from the store {store.location}",
@@ -144,11 +142,11 @@ def _blob(store: Store, artifact: Artifact, subject: str | None = None) -> None:
             found="no such blob",
             next_command=help_,
         ) from error
-    found = "sha256:" + state.hexdigest()
     if found != artifact.digest:
-        what = (
-            "empty" if not size else "another size" if size != artifact.size else "zeroed" if zeros else "other bytes"
-        )
+        if not size or size != artifact.size:
+            what = "another size" if size else "empty"
+        else:
+            what = "other bytes" if any(any(chunk[:64]) for chunk in store.backend.stream(path)) else "zeroed"
         raise IntegrityError(
             f"{subject} is damaged ({what})",
             wanted=f"{artifact.digest}, {artifact.size} bytes",
@@ -222,8 +220,3 @@ def _raise_unless_about_content(error: StoreError) -> None:
     """A store that cannot be reached or read is no finding about what it holds."""
     if not isinstance(error, (NotFoundError, IntegrityError)):
         raise error
-
-
-def _parallel(work: Callable, items: Iterable) -> list:
-    with ThreadPoolExecutor(STREAMS) as pool:
-        return list(pool.map(work, list(items)))

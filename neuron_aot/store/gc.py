@@ -8,7 +8,6 @@ says why a concurrent push loses nothing.
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from neuron_aot_runtime.contract.layout import (
     blob_path,
     bundle_path,
     is_bundle_id,
+    origin_path,
     program_path,
     signature_directory,
 )
@@ -34,13 +34,14 @@ from neuron_aot_runtime.store import (
 
 from . import leases
 from .refs import history
-from .store import STREAMS, Store
+from .store import Store
+from .streams import parallel
 
 #: Seconds: a day, longer than any push or compile that has not published yet.
 DEFAULT_GRACE = 24 * 3600
 _BATCH = 100
 #: Names first, then what they name: a gc that is killed leaves nothing that dangles.
-_ORDER = ("signatures", "bundles", "requests", "differences", "failures", "programs", "blobs", "leases")
+_ORDER = ("signatures", "origins", "bundles", "requests", "differences", "failures", "programs", "blobs", "leases")
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,8 @@ def plan_gc(store: Store, *, keep_last: int = 1, grace: float = DEFAULT_GRACE) -
         for entry in entries[kind]
         if entry.modified < dead.get(kind, old) and entry.path not in reachable
     ]
-    with ThreadPoolExecutor(STREAMS) as pool:
-        stays = pool.map(lambda entry: _kept_with(entry, reachable, store), candidates)
-        doomed = [entry for entry, kept in zip(candidates, stays, strict=True) if not kept]
+    stays = parallel(lambda entry: _kept_with(entry, reachable, store), candidates)
+    doomed = [entry for entry, kept in zip(candidates, stays, strict=True) if not kept]
     all_entries = [entry for kind in _ORDER for entry in entries[kind]]
     gone = {entry.path for entry in doomed}
     kept = [entry for entry in all_entries if entry.path not in gone]
@@ -92,8 +92,7 @@ def collect(store: Store, *, keep_last: int = 1, grace: float = DEFAULT_GRACE) -
                 renewed = time.monotonic()
             for kind in _ORDER:  # names before what they name, within a batch too
                 paths = [item.path for item in plan.doomed[start : start + _BATCH] if item.path.startswith(f"{kind}/")]
-                with ThreadPoolExecutor(STREAMS) as pool:
-                    list(pool.map(store.backend.delete, paths))
+                parallel(store.backend.delete, paths)
     if not store.remote:
         store.clean_litter()
     return plan
@@ -110,6 +109,8 @@ def purge(store: Store, name: str, *, force: bool = False) -> list[Entry]:
     if bundle_path(name) in bundles:
         users = [ref for ref in refs(store.backend) if read_ref(store.backend, ref).bundle == name]
         doomed = [*store.list(signature_directory(name)), bundles[bundle_path(name)]]
+        with suppress(NotFoundError):
+            doomed.insert(0, store.backend.stat(origin_path(name)))
         what, by = "bundle", "refs"
     else:
         doomed = _program_entries(store, name)
@@ -159,9 +160,7 @@ def _reachable(store: Store, keep_last: int, grace: float) -> set[str]:
             return set()  # damaged and in no bundle: verify names it, and its blobs are kept by whoever else names them
 
     found |= programs | recent
-    with ThreadPoolExecutor(STREAMS) as pool:
-        found = found.union(*pool.map(blobs, programs | recent))
-    return found
+    return found.union(*parallel(blobs, programs | recent))
 
 
 def _kept_with(entry: Entry, reachable: set[str], store: Store) -> bool:
@@ -169,6 +168,8 @@ def _kept_with(entry: Entry, reachable: set[str], store: Store) -> bool:
     kind, owner = entry.path.partition("/")[0], Path(entry.path).parent.name
     if kind == "signatures":
         return bundle_path(owner) in reachable
+    if kind == "origins":
+        return bundle_path(Path(entry.path).stem) in reachable
     if kind == "differences":
         return program_path(owner) in reachable
     if kind == "requests":

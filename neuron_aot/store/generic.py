@@ -36,7 +36,7 @@ class FsspecBackend(FsspecReader):
         with self.errors(path):
             self._write(path, data)
 
-    def replace_file(self, path: str, source: Path) -> None:
+    def replace_file(self, path: str, source: Path, *, durable: bool = True) -> None:
         with self.errors(path):
             self.files.makedirs(self.full(path).rpartition("/")[0], exist_ok=True)
             self.files.put_file(str(source), self.full(path))

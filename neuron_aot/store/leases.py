@@ -11,11 +11,10 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 from neuron_aot_runtime.contract.errors import NotFoundError
 from neuron_aot_runtime.store import parse_record
-from neuron_aot_runtime.store.records import Lease
+from neuron_aot_runtime.store.records import Lease, now
 
 #: Seconds. A gc that has not renewed its lease for so long was killed; so was a push whose lease is older than a day.
 GC_ALIVE = 600
@@ -28,7 +27,7 @@ def held(backend, kind: str, programs: Iterable[str] = (), blobs: Iterable[str] 
     path = f"leases/{kind}-{uuid.uuid4().hex}.json"
     lease = Lease(
         kind=kind,
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        started_at=now(),
         programs=tuple(sorted(programs)),
         blobs=tuple(sorted(blobs)),
     )

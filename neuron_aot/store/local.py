@@ -26,8 +26,8 @@ class LocalBackend(LocalReader):
     def replace(self, path: str, data: bytes) -> None:
         self._write(path, data, files.replace)
 
-    def replace_file(self, path: str, source: Path) -> None:
-        self._move(path, source, files.replace)
+    def replace_file(self, path: str, source: Path, *, durable: bool = True) -> None:
+        self._move(path, source, files.replace, durable)
 
     def delete(self, path: str) -> None:
         with storage_errors(path, self.location), suppress(FileNotFoundError):
@@ -38,7 +38,8 @@ class LocalBackend(LocalReader):
             files.write_synced(directory / "record", data)
             return give_name(directory / "record", self.root / path)
 
-    def _move(self, path: str, source: Path, give_name: Callable[[Path, Path], bool | None]):
+    def _move(self, path: str, source: Path, give_name: Callable[[Path, Path], bool | None], durable: bool = True):
         with storage_errors(path, self.location):
-            files.sync_file(source)
+            if durable:
+                files.sync_file(source)
             return give_name(source, self.root / path)

@@ -6,12 +6,12 @@ was last. A writer that finds a later number than its own after it has moved the
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 from neuron_aot_runtime.contract.errors import NotFoundError, UsageError
 from neuron_aot_runtime.contract.layout import bundle_path, history_directory, history_path, ref_path
 from neuron_aot_runtime.store import RefRecord, parse_record, read_ref
+from neuron_aot_runtime.store.records import now
 
 
 def set_ref(backend, name: str, record: RefRecord) -> RefRecord:
@@ -73,7 +73,7 @@ def rollback(backend, name: str) -> RefRecord:
 
 
 def _append(backend, name: str, record: RefRecord) -> RefRecord:
-    set_at = datetime.now(UTC).isoformat(timespec="seconds")
+    set_at = now()
     while True:
         number = (_numbers(backend, name) or [0])[-1] + 1
         entry = record.model_copy(update={"number": number, "set_at": set_at})

@@ -43,7 +43,7 @@ class S3Backend(ObjectReader):
         with self.errors(path):
             obstore.put(self.client, path, data, use_multipart=False)
 
-    def replace_file(self, path: str, source: Path) -> None:
+    def replace_file(self, path: str, source: Path, *, durable: bool = True) -> None:
         import obstore
 
         with self.errors(path), open(source, "rb") as file:

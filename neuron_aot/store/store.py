@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import uuid
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 
-from neuron_aot_runtime.contract.canonical import digest_file
 from neuron_aot_runtime.contract.errors import IntegrityError, NotFoundError
 from neuron_aot_runtime.contract.layout import (
-    blob_path,
     bundle_path,
     difference_path,
     failure_path,
+    origin_path,
     program_path,
     request_path,
 )
@@ -26,6 +22,7 @@ from neuron_aot_runtime.settings import read_store_settings
 from neuron_aot_runtime.store import (
     Entry,
     FailureRecord,
+    OriginRecord,
     ProgramRecord,
     RefRecord,
     RequestRecord,
@@ -33,16 +30,14 @@ from neuron_aot_runtime.store import (
     open_reader,
     parse_record,
 )
-from neuron_aot_runtime.store.cache import Cache, default_cache, download
-from neuron_aot_runtime.store.locks import hold_lock
-from neuron_aot_runtime.store.reader import LocalReader, StoreReader, storage_errors
-from neuron_aot_runtime.store.records import Difference
+from neuron_aot_runtime.store.cache import default_cache
+from neuron_aot_runtime.store.reader import storage_errors
+from neuron_aot_runtime.store.records import Difference, now
 
-from . import files, leases, refs
-from .backend import Backend, open_backend
-
-#: Requests or transfers at the same time against a remote store.
-STREAMS = 8
+from . import claims, files, leases, refs
+from .backend import open_backend
+from .blobs import BlobStore
+from .streams import parallel
 
 
 @dataclass(frozen=True)
@@ -53,25 +48,8 @@ class Stored:
     adopted: bool = False
 
 
-class Store:
-    """``work``: a local directory for unfinished files and locks; ``cache``: this host's, in front of a remote store.
-
-    Every method raises the StoreErrors of the back end; nothing with a final name is ever incomplete.
-    """
-
-    def __init__(self, backend: Backend, work: Path, cache: Cache | None = None) -> None:
-        self.backend, self.work, self.cache = backend, work, cache
-        self.location = backend.location
-
-    @property
-    def root(self) -> Path:
-        """The directory of a local store."""
-        return self.backend.root
-
-    @property
-    def remote(self) -> bool:
-        """Whether reading a blob means fetching it."""
-        return self.cache is not None
+class Store(BlobStore):
+    """The records of a store, over its blobs."""
 
     def read(self, path: str) -> bytes:
         return self.backend.read(path)
@@ -82,22 +60,6 @@ class Store:
     def list(self, directory: str) -> list[Entry]:
         return self.backend.list(directory)
 
-    @contextmanager
-    def scratch(self) -> Iterator[Path]:
-        """A directory to make artifacts in; removed at the end."""
-        with storage_errors("tmp", str(self.work)):
-            manager = files.scratch(self.work)
-            directory = manager.__enter__()
-        try:
-            yield directory
-        finally:
-            manager.__exit__(None, None, None)
-
-    def clean_litter(self) -> int:
-        """Remove the unfinished files of killed processes; returns how many directories."""
-        with storage_errors("tmp", str(self.work)):
-            return files.clean_litter(self.work)
-
     def require_writable(self) -> None:
         """Find out whether the store can be written to, before hours of work rather than after."""
         with self.scratch():
@@ -105,71 +67,6 @@ class Store:
         if self.remote:
             with leases.held(self.backend, "push"):
                 pass
-
-    def lock(self, key: str, on_wait: Callable[[], None] | None = None):
-        """The lock of a request or program key (a context manager): one compile per key among this host's processes."""
-        with storage_errors("locks", str(self.work)):
-            return hold_lock(self.work / "locks" / f"{key}.lock", on_wait)
-
-    def put_blob(self, source: Path) -> tuple[str, int]:
-        """Store the file ``source`` (in a scratch directory; it is moved) under its digest; returns (digest, size).
-
-        An existing blob of that digest is verified, and replaced when it is damaged.
-        """
-        with storage_errors("blobs", str(self.work)):
-            digest, size = digest_file(source), source.stat().st_size
-        path = blob_path(digest)
-        if not self.backend.create_file(path, source) and not self.is_whole(
-            Artifact(format="", digest=digest, size=size)
-        ):
-            self.backend.replace_file(path, source)
-        if self.remote:
-            with suppress(OSError):  # the next reader on this host need not fetch it
-                self.cache.blob(digest).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(source, self.cache.blob(digest))
-        return digest, size
-
-    def copy_blob(self, reader: StoreReader, digest: str, size: int) -> None:
-        """Store a blob of another store; it is verified on the way and a damaged one never stored.
-
-        A local store goes on with what an interrupted copy left. Raises what ``reader`` raises, IntegrityError.
-        """
-        path, name = blob_path(digest), digest.removeprefix("sha256:")
-        if self.remote and isinstance(reader, LocalReader):
-            source = reader.blob_file(digest, size)
-            with storage_errors(path, reader.location):
-                if (found := digest_file(source)) != digest:
-                    raise _damaged(path, reader, digest, found)
-            self.backend.replace_file(path, source)
-            return
-        with storage_errors(path, str(self.work)), hold_lock(self.work / "locks" / f"{name}.lock"):
-            partial = self.work / "partial" / name
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            download(reader, digest, size, partial)
-            self.backend.replace_file(path, partial)
-            partial.unlink(missing_ok=True)
-
-    def is_whole(self, artifact: Artifact) -> bool:
-        """Whether the artifact's blob is there with the right size and sha256; reads all of it."""
-        path, state, size = blob_path(artifact.digest), hashlib.sha256(), 0
-        try:
-            if self.backend.stat(path).size != artifact.size:
-                return False
-            for chunk in self.backend.stream(path):
-                state.update(chunk)
-                size += len(chunk)
-        except NotFoundError:
-            return False
-        return size == artifact.size and "sha256:" + state.hexdigest() == artifact.digest
-
-    def is_there(self, artifact: Artifact) -> bool:
-        """``is_whole`` where reading is cheap; of a remote blob only its size, for whoever loads it verifies it."""
-        if not self.remote:
-            return self.is_whole(artifact)
-        try:
-            return self.backend.stat(blob_path(artifact.digest)).size == artifact.size
-        except NotFoundError:
-            return False
 
     def program(self, key: str) -> ProgramRecord | None:
         """The record of a program, or None. Raises IntegrityError for a damaged one."""
@@ -188,33 +85,53 @@ class Store:
     def find_all(self, request_keys: Iterable[str]) -> dict[str, tuple[RequestRecord, ProgramRecord]]:
         """``find`` for many keys, those found only."""
         keys = list(request_keys)
-        if self.remote:
-            with ThreadPoolExecutor(STREAMS) as pool:
-                hits = list(pool.map(self.find, keys))
-        else:
-            hits = map(self.find, keys)
-        return {key: hit for key, hit in zip(keys, hits, strict=True) if hit}
+        return {key: hit for key, hit in zip(keys, parallel(self.find, keys), strict=True) if hit}
 
-    def put_program(self, record: ProgramRecord) -> Stored:
-        """Store a program's record; its blob must be there. The first writer wins, the loser adopts its artifact.
+    def put_program(self, record: ProgramRecord, bring: Callable[[], object] = lambda: None) -> Stored:
+        """Store a program; the caller holds ``lock(program_key)``. ``bring`` puts the record's blobs into this store.
 
-        A record whose own blob is lost or damaged cannot win: it is replaced. The loser's artifact is noted as a
-        difference: the compiler is not deterministic.
+        The first writer wins: ``bring`` is not called when another was first, and its artifact is adopted; ours is noted
+        as a difference, for the compiler is not deterministic. A record whose own blob is lost or damaged cannot win: it
+        is replaced. Raises what ``bring`` raises, and IntegrityError when the artifact is not there after it.
         """
-        self._require_blob(record)
         path = program_path(record.program_key)
-        while not self.backend.create(path, record.to_json()):
-            first = self.program(record.program_key)
-            if first is None:
-                continue  # purged in between
-            if first.artifact == record.artifact:
-                return Stored(first)
-            if self.is_whole(first.artifact):
-                self.note_difference(first, record.artifact)
-                return Stored(first, adopted=True)
-            self.backend.replace(path, record.to_json())
-            break
+        if winner := self._winner(record):
+            return winner
+        with claims.claimed(self.backend, record.program_key, self._host()) if self.remote else nullcontext():
+            if winner := self._winner(record):
+                return winner
+            bring()
+            self._require_blob(record)
+            while not self.backend.create(path, record.to_json()):
+                if winner := self._winner(record):
+                    return winner
+                if self.program(record.program_key) is not None:
+                    self.backend.replace(path, record.to_json())
+                    break
         return Stored(record)
+
+    def _winner(self, record: ProgramRecord) -> Stored | None:
+        """What another writer has stored of the program, if it is whole."""
+        first = self.program(record.program_key)
+        if first is None:
+            return None
+        if first.artifact == record.artifact:
+            # With its own attachments: what compilers log differs each time.
+            return Stored(first) if self.is_there(first.artifact) else None
+        if not self.is_whole(first.artifact):
+            return None
+        self.note_difference(first, record.artifact)
+        return Stored(first, adopted=True)
+
+    def _host(self) -> str:
+        """An identity that the processes share which share this store's locks."""
+        path = self.work / "host"
+        with storage_errors("host", str(self.work)):
+            if not path.exists():
+                with files.scratch(self.work) as directory:
+                    files.write_synced(directory / "host", uuid.uuid4().hex.encode())
+                    files.place(directory / "host", path)
+            return path.read_text()
 
     def note_difference(self, winner: ProgramRecord, loser: Artifact) -> None:
         """Remember that a compiler gave other bytes than the first writer's for the same program."""
@@ -249,15 +166,16 @@ class Store:
         """Forget what :meth:`put_failure` remembered."""
         self.backend.delete(failure_path(program_key))
 
-    def publish(self, manifest: Manifest) -> str:
+    def publish(self, manifest: Manifest, requests: Iterable[str] = ()) -> str:
         """Store a bundle; every record and blob it names is verified first. Returns the bundle id.
 
+        ``requests``: the keys of the requests that led to its programs; a copy of the bundle brings their records.
         Raises NotFoundError or IntegrityError, and stores nothing, when anything is missing or damaged.
         """
-        with ThreadPoolExecutor(STREAMS if self.remote else 1) as pool:
-            for _ in pool.map(self._require_program, manifest.programs):
-                pass
+        parallel(self._require_program, manifest.programs)
         data, bundle_id = manifest.to_json(), manifest.bundle_id
+        if origin := tuple(sorted(requests)):
+            self.backend.replace(origin_path(bundle_id), OriginRecord(bundle=bundle_id, requests=origin).to_json())
         path = bundle_path(bundle_id)
         if not self.backend.create(path, data) and self.read(path) != data:
             self.backend.replace(path, data)  # its name says what it must hold
@@ -319,17 +237,3 @@ def open_existing(location: str) -> Store:
     if not is_remote(location):
         open_reader(location)
     return open_store(location)
-
-
-def now() -> str:
-    """The time, for records that people read."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _damaged(path: str, reader: StoreReader, wanted: str, found: str) -> IntegrityError:
-    return IntegrityError(
-        f"{path} in the store {reader.location} is damaged; it was not copied",
-        wanted=wanted,
-        found=found,
-        next_command=f"neuron-aot verify {reader.location} --all --repair OTHER_STORE",
-    )

@@ -7,25 +7,25 @@ sees the old bundle or the new one, and a copy that was interrupted goes on wher
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from threading import Lock
 
-from neuron_aot_runtime.contract.errors import IntegrityError, NotFoundError
-from neuron_aot_runtime.contract.layout import blob_path, is_bundle_id, program_path, signature_directory
-from neuron_aot_runtime.contract.manifest import Artifact, Manifest
+from neuron_aot_runtime.contract.errors import IntegrityError
+from neuron_aot_runtime.contract.layout import is_bundle_id, program_path, signature_directory
+from neuron_aot_runtime.contract.manifest import Artifact, Manifest, Program
 from neuron_aot_runtime.store import (
     Bundle,
-    LocalReader,
     ProgramRecord,
     RefRecord,
-    RequestRecord,
     StoreReader,
     parse_record,
 )
 
-from .store import STREAMS, Store
+from .origins import read_requests
+from .store import Store
+from .streams import parallel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +59,18 @@ def copy_bundle(
     """
     started = time.monotonic()
     source = getattr(bundle.reader, "remote", None) or bundle.reader  # past the cache: the destination keeps the bytes
-    copy = _Copy(source, destination, progress or (lambda done, total: None))
     manifest = bundle.manifest
     programs = {program.program_key: program for program in manifest.programs}
-    records = dict(zip(programs, copy.each(copy.source_record, programs.values()), strict=True))
-    with destination.leased(programs, {blob.digest for record in records.values() for blob in record.blobs}):
-        first = dict(zip(programs, copy.each(destination.program, programs), strict=True))
-        winners = {key: copy.settle(records[key], first[key]) for key in programs}
-        copy.blobs({blob.digest: blob for key, record in winners.items() for blob in _needed(record, records[key])})
-        stored = copy.each(destination.put_program, winners.values())
-        winners = {item.record.program_key: item.record for item in stored}
+    records = dict(zip(programs, parallel(partial(_source_record, source), programs.values()), strict=True))
+    copy = _Copy(source, destination, records.values(), progress or (lambda done, total: None))
+    with destination.leased(programs, copy.sizes):
+        # The largest first, so that no stream is left with a long one at the end.
+        largest_first = sorted(records.values(), key=lambda record: record.artifact.size, reverse=True)
+        winners = {record.program_key: record for record in parallel(copy.program, largest_first)}
         manifest = _with_artifacts(manifest, winners)
-        copy.requests(set(programs))
-        bundle_id = destination.publish(manifest)
+        requests = read_requests(source, bundle.bundle_id, programs)
+        parallel(destination.put_request, requests)
+        bundle_id = destination.publish(manifest, [request.request_key for request in requests])
         if bundle_id == bundle.bundle_id:
             copy.signatures(bundle_id)
         if ref is not None:
@@ -92,100 +91,62 @@ def copy_bundle(
 
 
 class _Copy:
-    """The steps of one copy; each works on many objects at a time."""
+    """The steps of one copy. ``sizes``, ``moved``, ``kept``: bytes by digest, of all blobs and of those done with."""
 
-    def __init__(self, source: StoreReader, destination: Store, progress: Progress) -> None:
+    def __init__(
+        self, source: StoreReader, destination: Store, records: Iterable[ProgramRecord], progress: Progress
+    ) -> None:
         self.source, self.destination, self.progress = source, destination, progress
+        self.sizes = {blob.digest: blob.size for record in records for blob in record.blobs}
         self.moved: dict[str, int] = {}
         self.kept: dict[str, int] = {}
+        self._locks = {digest: Lock() for digest in self.sizes}
+        progress(0, sum(self.sizes.values()))
 
-    def each(self, work: Callable, items) -> list:
-        """``work`` on every item, at most STREAMS at a time; the first error ends it."""
-        with ThreadPoolExecutor(STREAMS) as pool:
-            waiting = [pool.submit(work, item) for item in items]
-            try:
-                for done in as_completed(waiting):
-                    done.result()
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
-            return [future.result() for future in waiting]
+    def program(self, ours: ProgramRecord) -> ProgramRecord:
+        """Copy one program; returns the record that counts, which is that of whoever was first."""
+        with self.destination.lock(ours.program_key):
+            winner = self.destination.put_program(ours, lambda: self.blobs(ours.blobs)).record
+        # Of a program that was there already, what is damaged or lost beside the artifact is healed.
+        self.blobs(blob for blob in winner.blobs if blob in ours.blobs)
+        return winner
 
-    def source_record(self, program) -> ProgramRecord:
-        path = program_path(program.program_key)
-        where = f"{self.source.location}/{path}"
-        record = parse_record(ProgramRecord, self.source.read(path), where=where)
-        if (record.program_key, record.artifact) != (program.program_key, program.artifact):
-            raise IntegrityError(
-                f"{program.name} is recorded with another artifact than the bundle names; nothing was published",
-                wanted=program.artifact.digest,
-                found=f"{record.artifact.digest} in {where}",
-                next_command=f"neuron-aot verify {self.source.location} --all",
-            )
-        return record
-
-    def settle(self, ours: ProgramRecord, first: ProgramRecord | None) -> ProgramRecord:
-        """Whose artifact counts for a program: that of the first writer, as long as it is there."""
-        if first is not None and first.artifact == ours.artifact:
-            return first  # with its own attachments: what compilers log differs each time
-        if first is None or not self.destination.is_whole(first.artifact):
-            return ours
-        self.destination.note_difference(first, ours.artifact)
-        return first
-
-    def blobs(self, artifacts: dict[str, Artifact]) -> None:
-        total, done = sum(artifact.size for artifact in artifacts.values()), 0
-        there = dict(zip(artifacts, self.each(self._has, artifacts.values()), strict=True))
-        done += sum(artifacts[digest].size for digest, has in there.items() if has)
-        self.kept |= {
-            digest: artifacts[digest].size for digest, has in there.items() if has and digest not in self.moved
-        }
-
-        def move(artifact: Artifact) -> None:
-            nonlocal done
-            self.destination.copy_blob(self.source, artifact.digest, artifact.size)
-            self.moved[artifact.digest] = artifact.size
-            done += artifact.size
-            self.progress(done, total)
-
-        self.progress(done, total)
-        # The largest first, so that no stream is left with a long one at the end.
-        missing = [artifacts[digest] for digest, has in there.items() if not has]
-        self.each(move, sorted(missing, key=lambda artifact: artifact.size, reverse=True))
-
-    def _has(self, artifact: Artifact) -> bool:
-        # Its size only: hashing a whole destination before each copy would cost more than the copy. ``verify`` does.
-        try:
-            return self.destination.backend.stat(blob_path(artifact.digest)).size == artifact.size
-        except NotFoundError:
-            return False
-
-    def requests(self, programs: set[str]) -> None:
-        """From a local store: so that a compile against the destination finds the programs without lowering.
-
-        Nothing leads from a program back to its requests, and reading all requests of a remote store costs too much.
-        """
-        if not isinstance(self.source, LocalReader):
-            return
-        for path in self.source.names("requests"):
-            record = parse_record(RequestRecord, self.source.read(path), where=f"{self.source.location}/{path}")
-            if record.program_key in programs and record.request_key == Path(path).stem:
-                self.destination.put_request(record)
+    def blobs(self, artifacts: Iterable[Artifact]) -> None:
+        for artifact in artifacts:
+            with self._locks[artifact.digest]:  # programs may share one
+                if artifact.digest in self.moved or artifact.digest in self.kept:
+                    continue
+                # Of a remote destination sizes only: hashing it before each copy would cost more than the copy.
+                if self.destination.is_there(artifact):
+                    self.kept[artifact.digest] = artifact.size
+                else:
+                    self.destination.copy_blob(self.source, artifact.digest, artifact.size)
+                    self.moved[artifact.digest] = artifact.size
+            self.progress(sum(self.moved.values()) + sum(self.kept.values()), sum(self.sizes.values()))
 
     def signatures(self, bundle_id: str) -> None:
         for path in self.source.names(signature_directory(bundle_id)):
             self.destination.backend.create(path, self.source.read(path))
 
 
+def _source_record(source: StoreReader, program: Program) -> ProgramRecord:
+    path = program_path(program.program_key)
+    where = f"{source.location}/{path}"
+    record = parse_record(ProgramRecord, source.read(path), where=where)
+    if (record.program_key, record.artifact) != (program.program_key, program.artifact):
+        raise IntegrityError(
+            f"{program.name} is recorded with another artifact than the bundle names; nothing was published",
+            wanted=program.artifact.digest,
+            found=f"{record.artifact.digest} in {where}",
+            next_command=f"neuron-aot verify {source.location} --all",
+        )
+    return record
+
+
 def default_ref(bundle: Bundle) -> str | None:
     """The ref that led to the bundle."""
     name = bundle.reference.name
     return None if name is None or is_bundle_id(name) else name
-
-
-def _needed(winner: ProgramRecord, ours: ProgramRecord) -> list[Artifact]:
-    """The blobs that must be there: the artifact, and those attachments that the source has as well."""
-    return [winner.artifact, *(blob for blob in winner.attachments.values() if blob in ours.blobs)]
 
 
 def _with_artifacts(manifest: Manifest, winners: dict[str, ProgramRecord]) -> Manifest:

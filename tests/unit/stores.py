@@ -64,12 +64,12 @@ class DieAt:
             setattr(store.backend, name, self._counted(getattr(store.backend, name)))
 
     def _counted(self, method):
-        def call(*args):
+        def call(*args, **options):
             with self.lock:
                 if self.left == 0:
                     os.kill(os.getpid(), 9)
                 self.left -= 1
-            return method(*args)
+            return method(*args, **options)
 
         return call
 

@@ -4,12 +4,13 @@ blobs/sha256/ab/abcd…         content; write-once
 programs/<program key>.json   -> blob digest, size, provenance; write-once, first writer wins
 requests/<request key>.json   -> program key
 bundles/<bundle id>.json      the canonical manifest; bundle id = its sha256; written last
+origins/<bundle id>.json      -> the request keys that led to its programs, so that a copy brings their records
 refs/<name>.json              -> bundle id; the only thing that moves
 failures/<program key>.json   what a compiler refuses, so that it is not asked again; removed when it is retried
 history/<name>@/<n>.json      what a ref was set to, in order; write-once, so no two writers share a number
 signatures/<bundle id>/<key id>.json   detached ed25519 signatures over the bundle id; write-once
 differences/<program key>/<digest>.json   artifacts that lost to a first writer's: the compiler is not deterministic
-leases/<kind>-<id>.json       what a running push or gc announces to the others
+leases/<kind>-<id>.json       what a running push, writer of a program, or gc announces to the others
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ REF_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]
 _KEY_PATTERN = re.compile(r"[0-9a-f]{64}")
 _PATHS = (
     re.compile(r"blobs/sha256/([0-9a-f]{2})/\1[0-9a-f]{62}"),
-    re.compile(r"(programs|requests|bundles|failures)/[0-9a-f]{64}\.json"),
+    re.compile(r"(programs|requests|bundles|origins|failures)/[0-9a-f]{64}\.json"),
     re.compile(r"signatures/[0-9a-f]{64}/[0-9a-f]{16}\.json"),
     re.compile(r"differences/[0-9a-f]{64}/[0-9a-f]{64}\.json"),
     re.compile(rf"refs/{REF_PATTERN.pattern}\.json"),
@@ -59,6 +60,10 @@ def request_path(request_key: str) -> str:
 
 def bundle_path(bundle_id: str) -> str:
     return f"bundles/{_key(bundle_id)}.json"
+
+
+def origin_path(bundle_id: str) -> str:
+    return f"origins/{_key(bundle_id)}.json"
 
 
 def ref_path(name: str) -> str:

@@ -8,7 +8,7 @@ for program in bundle.manifest.programs:
 from .bundle import Bundle, open_bundle, read_manifest, read_program, read_ref, refs
 from .reader import Entry, LocalReader, StoreReader
 from .readers import is_remote, open_reader
-from .records import FailureRecord, ProgramRecord, Provenance, RefRecord, RequestRecord, parse_record
+from .records import FailureRecord, OriginRecord, ProgramRecord, Provenance, RefRecord, RequestRecord, parse_record
 from .reference import Reference, parse_reference
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Entry",
     "FailureRecord",
     "LocalReader",
+    "OriginRecord",
     "ProgramRecord",
     "Provenance",
     "RefRecord",

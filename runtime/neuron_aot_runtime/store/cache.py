@@ -21,7 +21,7 @@ from ..contract.errors import AccessDeniedError, IntegrityError, NotFoundError, 
 from ..contract.layout import blob_path
 from ..settings import CACHE, read_store_settings
 from .locks import hold_lock
-from .reader import CHUNK, Entry, LocalReader, StoreReader, storage_errors
+from .reader import CHUNK, Entry, LocalReader, StoreReader, digest_stream, storage_errors
 
 #: Seconds. What was used in this time is not evicted: a process may be about to open it.
 _IN_USE = 600
@@ -147,6 +147,9 @@ class CachedReader:
         if self.remote is not None:
             return self.remote.stream(path, start)
         return self._seen(lambda: LocalReader(self.cache.root).stream(path, start), path)
+
+    def digest(self, path: str) -> tuple[str, int]:
+        return digest_stream(self.stream(path))
 
     def list(self, directory: str) -> list[Entry]:
         return self.remote.list(directory) if self.remote else self._kept.list(directory)

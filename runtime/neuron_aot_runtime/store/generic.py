@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..contract.errors import ConfigError, NotFoundError, StorageFaultError, UnreachableError, UsageError
-from .reader import CHUNK, Entry, refuse_absurd, storage_errors
+from .reader import CHUNK, Entry, digest_stream, refuse_absurd, storage_errors
 
 
 class FsspecReader:
@@ -60,6 +60,9 @@ class FsspecReader:
             file.seek(start)
             while chunk := file.read(CHUNK):
                 yield chunk
+
+    def digest(self, path: str) -> tuple[str, int]:
+        return digest_stream(self.stream(path))
 
     def blob_file(self, digest: str, size: int, *, fresh: bool = False) -> Path:
         raise TypeError("a remote store has no local files: read it through a CachedReader")

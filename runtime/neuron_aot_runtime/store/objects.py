@@ -27,7 +27,7 @@ from ..contract.errors import (
     WrongRegionError,
 )
 from .aws import s3_options
-from .reader import CHUNK, Entry, refuse_absurd
+from .reader import CHUNK, Entry, digest_stream, refuse_absurd
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 _REGION = {
@@ -107,6 +107,9 @@ class ObjectReader:
             options = {"range": {"offset": start}} if start else None
             for chunk in obstore.get(self.client, path, options=options).stream(min_chunk_size=CHUNK):
                 yield memoryview(chunk)
+
+    def digest(self, path: str) -> tuple[str, int]:
+        return digest_stream(self.stream(path))
 
     def blob_file(self, digest: str, size: int, *, fresh: bool = False) -> Path:
         raise TypeError("an object store has no local files: read it through a CachedReader")

@@ -6,13 +6,15 @@ Paths are relative and come from ``contract.layout`` only, so none leaves the st
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ..contract.canonical import digest_file
 from ..contract.errors import (
     AccessDeniedError,
     FullDiskError,
@@ -55,6 +57,9 @@ class StoreReader(Protocol):
     def stream(self, path: str, start: int = 0) -> Iterator[bytes]:
         """The content from byte ``start`` on, in pieces; at most a few are in memory. Raises NotFoundError."""
 
+    def digest(self, path: str) -> tuple[str, int]:
+        """The sha256 and the size in bytes of the content, all of which is read. Raises NotFoundError."""
+
     def blob_file(self, digest: str, size: int, *, fresh: bool = False) -> Path:
         """A local file with a blob of ``size`` bytes; whoever reads it verifies it. Raises NotFoundError.
 
@@ -91,6 +96,10 @@ class LocalReader:
             while chunk := file.read(CHUNK):
                 yield chunk
 
+    def digest(self, path: str) -> tuple[str, int]:
+        with storage_errors(path, self.location):
+            return digest_file(self.root / path), os.stat(self.root / path).st_size
+
     def blob_file(self, digest: str, size: int, *, fresh: bool = False) -> Path:
         local = self.root / blob_path(digest)
         with storage_errors(blob_path(digest), self.location), open(local, "rb"):
@@ -111,6 +120,15 @@ class LocalReader:
             for parent, _, files in os.walk(self.root / directory, onerror=_unless_absent):
                 found += [Path(parent, name).relative_to(self.root).as_posix() for name in files]
         return sorted(found)
+
+
+def digest_stream(chunks: Iterable[bytes]) -> tuple[str, int]:
+    """The sha256 and the size in bytes of what a ``stream`` gives."""
+    state, size = hashlib.sha256(), 0
+    for chunk in chunks:
+        state.update(chunk)
+        size += len(chunk)
+    return "sha256:" + state.hexdigest(), size
 
 
 def refuse_absurd(size: int, path: str, location: str) -> None:

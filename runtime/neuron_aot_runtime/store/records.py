@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -73,6 +74,13 @@ class RequestRecord(_Record):
     outputs: tuple[TensorSpec, ...]
 
 
+class OriginRecord(_Record):
+    """``origins/<bundle id>.json``: the requests that led to a bundle's programs when it was last compiled."""
+
+    bundle: Key
+    requests: tuple[Key, ...]
+
+
 class RefRecord(_Record):
     """``refs/<name>.json``. ``model``: where the recipe found the model; a hint for ``serve``, trusted by nothing.
 
@@ -96,12 +104,19 @@ class Difference(_Record):
 
 
 class Lease(_Record):
-    """``leases/<kind>-<id>.json``: what a running writer needs, or that a gc is running."""
+    """``leases/<kind>-<id>.json``: what a running writer needs, which program it is about to store, or that a gc is
+    running. ``owner``: the host, of a claim."""
 
-    kind: Literal["push", "gc"]
+    kind: Literal["push", "gc", "claim"]
     started_at: str
+    owner: str | None = None
     programs: tuple[Key, ...] = ()
     blobs: tuple[Digest, ...] = ()
+
+
+def now() -> str:
+    """The time, for records that people read."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def parse_record(schema: type[Record], data: bytes, *, where: str) -> Record:
