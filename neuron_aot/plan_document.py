@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from neuron_aot_runtime.contract.errors import UsageError
+from neuron_aot_runtime.contract.manifest import Bucket
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .plan.choice import Score
@@ -27,7 +28,9 @@ class ScoreDocument(_Part):
     num_batched_tokens_buckets: tuple[int, ...] = Field(min_length=1)
     num_seqs_buckets: tuple[int, ...] = Field(min_length=1)
     decode_context_length_buckets: tuple[int, ...]
-    padding: dict[str, float]
+    padding: dict[Literal["num_batched_tokens_buckets", "num_seqs_buckets", "decode_context_length_buckets"], float] = Field(
+        min_length=3
+    )
     programs: int
     compile_seconds: float = Field(ge=0)
     hbm_bytes: int = Field(ge=0)
@@ -45,6 +48,11 @@ class UseDocument(_Part):
     steps: int = Field(ge=0)
     padding: float | None
     seconds: float = Field(ge=0)
+
+    @property
+    def bucket(self) -> Bucket:
+        """As a bundle's programs have it."""
+        return Bucket(size=self.size, context=self.context)
 
 
 class PlanDocument(ScoreDocument):

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from neuron_aot_runtime.contract.errors import StorageFaultError
 from neuron_aot_runtime.contract.manifest import Bucket
 
 from .estimates import Sample, estimate, read_samples
+from .files import write_text
 from .make import Toolchain
 from .pipeline import plan_shapes
 from .plan.bounds import device_bytes
@@ -117,16 +117,7 @@ def write_recipe(planned: Planned, path: Path) -> None:
     document["neuron_config"] = _neuron_config(document.get("neuron_config") or {}, planned.plan.chosen.buckets)
     text = f"# {source.name}, with buckets planned from {len(planned.traffic)} recorded requests.\n"
     text += yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=120)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            draft.write_text(text, encoding="utf-8")
-            load_recipe(draft)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        raise StorageFaultError(f"cannot write the recipe {path}: {error.strerror}") from error
+    write_text(path, text, check=load_recipe)
 
 
 def _engine(request: Request) -> dict[str, int]:
