@@ -17,6 +17,8 @@ from .planning import Planned
 
 PLAN_VERSION = 1
 
+ListName = Literal["num_batched_tokens_buckets", "num_seqs_buckets", "decode_context_length_buckets"]
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -28,9 +30,7 @@ class ScoreDocument(_Part):
     num_batched_tokens_buckets: tuple[int, ...] = Field(min_length=1)
     num_seqs_buckets: tuple[int, ...] = Field(min_length=1)
     decode_context_length_buckets: tuple[int, ...]
-    padding: dict[Literal["num_batched_tokens_buckets", "num_seqs_buckets", "decode_context_length_buckets"], float] = Field(
-        min_length=3
-    )
+    padding: dict[ListName, float] = Field(min_length=3)
     programs: int
     compile_seconds: float = Field(ge=0)
     hbm_bytes: int = Field(ge=0)

@@ -50,7 +50,9 @@ def _grid(manifest: Manifest, records: dict[str, ProgramRecord | None]):
         took = duration(seconds[program.name]) if records[program.name] else "no record"
         return Cell(share(seconds[program.name], longest), took, size(program.artifact.size), program.name)
 
-    return heatmaps(manifest.programs, cell, "The darker, the longer its compile took; below, the size of its artifact.")
+    return heatmaps(
+        manifest.programs, cell, "The stronger the colour, the longer the compile; below, the artifact's size."
+    )
 
 
 def _memory(manifest: Manifest) -> Bars:
@@ -79,7 +81,9 @@ def _table(manifest: Manifest) -> Table:
     for program in manifest.programs:
         bound = bounds[program.name]
         least = f"{bound.least_size} of {bound.least_context}"
-        rows.append((program.name, least, f"{bound.padding:.0%}", program.program_key[:16], program.artifact.digest[7:23]))
+        rows.append(
+            (program.name, least, f"{bound.padding:.0%}", program.program_key[:16], program.artifact.digest[7:23])
+        )
     return Table(
         title="Programs",
         note="The smallest step that runs a program, and how much of that step is padding.",
