@@ -164,5 +164,6 @@ def test_a_browser_lays_both_out_on_a_phone_and_runs_nothing(run, plan, tmp_path
     for item in seen:
         assert item["title"].startswith(evil) and item["hacked"] is None and item["scripts"] == item["images"] == 0
         assert item["width"] <= 390, "nothing but tables in their boxes is wider than the screen"
-        assert item["sections"] >= 6 and item["lowest"] > 40 and item["bar"] > 50 and item["colours"] > 1
+        assert item["sections"] >= 6 and item["lowest"] > 40 and item["bar"] > 50
+    assert max(item["colours"] for item in seen) > 1, "the plan's; the fake compiler may take equally long for all"
     assert not [path for path in asked if "leak" in path]
