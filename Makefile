@@ -10,7 +10,7 @@ MODEL  := models/SmolLM2-135M-Instruct
 # What the environment must not hold; see the head of requirements.lock.
 EXCLUDED := triton torchvision torchaudio torchcodec
 
-.PHONY: install demo test test-unit test-e2e test-device lint bench lock clean
+.PHONY: install demo test test-unit test-e2e test-device browser lint bench lock clean
 
 install: $(STAMP)
 
@@ -45,6 +45,10 @@ test-e2e: $(STAMP)
 # On a host with a Neuron device, its driver, nrtpy and neuronx-cc: the first thing to run there.
 test-device: $(STAMP)
 	$(BIN)/python -m pytest -m device -rs tests/device
+
+# On Debian and its kin, as root: the browser that tests/unit/test_report.py opens pages in; without one it is skipped.
+browser:
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

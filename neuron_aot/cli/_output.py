@@ -7,6 +7,10 @@ import os
 import sys
 from functools import cache
 
+from ..units import size
+
+__all__ = ["console", "data", "discard_stdout", "size", "table", "talk"]
+
 
 @cache
 def console():
@@ -45,12 +49,3 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 def discard_stdout() -> None:
     """Let the interpreter's last flush go nowhere instead of failing."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def size(nbytes: int) -> str:
-    """``1.4 MB``."""
-    value, units = float(nbytes), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 1000 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"

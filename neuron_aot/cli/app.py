@@ -17,6 +17,7 @@ from . import (
     plan,
     preflight,
     refs,
+    report,
     serve,
     show,
     stores,
@@ -55,6 +56,7 @@ app.command("plan")(_errors.border(plan.plan_command))
 app.command("buckets")(_errors.border(buckets.buckets_command))
 app.command("coverage")(_errors.border(coverage.coverage_command))
 app.command("explain")(_errors.border(explain.explain_command))
+app.command("report")(_errors.border(report.report_command))
 app.command("show")(_errors.border(show.show_command))
 app.command("verify")(_errors.border(verify.verify_command))
 app.command("serve")(_errors.border(serve.serve_command))

@@ -18,6 +18,20 @@ def compiler(tmp_path, monkeypatch):
     return tell
 
 
+@pytest.fixture
+def run(monkeypatch, tmp_path, compiler):
+    """``commands.invoke`` with the fake toolchain, from ``tmp_path``, where a recipe is."""
+    from commands import invoke
+    from fake_toolchain import FAKE, write_recipe
+
+    import neuron_aot.make
+
+    monkeypatch.setattr(neuron_aot.make, "default_toolchain", lambda: FAKE)
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    return invoke
+
+
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory):
     """A real S3 server in a process of its own, for the whole session."""

@@ -4,29 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-from fake_toolchain import FAKE, write_recipe
-from typer.testing import CliRunner
-
-
-@pytest.fixture
-def run(monkeypatch, tmp_path, compiler):
-    import neuron_aot.make
-
-    monkeypatch.setattr(neuron_aot.make, "default_toolchain", lambda: FAKE)
-    monkeypatch.chdir(tmp_path)
-    write_recipe(tmp_path)
-
-    def invoke(*arguments: str, code: int = 0):
-        from neuron_aot.cli import _output
-        from neuron_aot.cli.app import app
-
-        _output.console.cache_clear()
-        result = CliRunner().invoke(app, list(arguments))
-        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-        return result
-
-    return invoke
+from fake_toolchain import write_recipe
 
 
 def test_the_grid_without_a_store(run):

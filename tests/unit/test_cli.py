@@ -12,29 +12,6 @@ import pytest
 from fake_toolchain import FAKE, write_recipe
 from neuron_aot_runtime.contract.layout import blob_path, program_path
 from neuron_aot_runtime.store import open_bundle
-from typer.testing import CliRunner
-
-from neuron_aot.cli.app import app
-
-
-@pytest.fixture
-def run(monkeypatch, tmp_path, compiler):
-    """Run a command with the fake toolchain, from ``tmp_path``."""
-    import neuron_aot.make
-
-    monkeypatch.setattr(neuron_aot.make, "default_toolchain", lambda: FAKE)
-    monkeypatch.chdir(tmp_path)
-    write_recipe(tmp_path)
-
-    def invoke(*arguments: str, code: int = 0):
-        from neuron_aot.cli import _output
-
-        _output.console.cache_clear()  # it holds on to the stderr of the run before
-        result = CliRunner().invoke(app, list(arguments))
-        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-        return result
-
-    return invoke
 
 
 def test_compile_show_verify(run):

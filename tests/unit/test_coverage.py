@@ -6,10 +6,10 @@ import json
 import time
 
 import pytest
+from commands import answer, invoke
 from fake_toolchain import CONFIG, FAKE, FakeFamily, write_recipe
 from neuron_aot_runtime.contract.layout import blob_path
 from neuron_aot_runtime.store import RefRecord, open_bundle
-from typer.testing import CliRunner
 
 from neuron_aot.make import Toolchain, make_program
 from neuron_aot.models import llama
@@ -37,17 +37,10 @@ def run(monkeypatch, tmp_path, compiler):
     write_recipe(tmp_path)
     build(tmp_path, "fake/demo")
 
-    def invoke(flags: str = "", *, code: int, reference: str = "store@fake/demo", model: str = "model"):
-        from neuron_aot.cli import _output
-        from neuron_aot.cli.app import app
+    def cover(flags: str = "", *, code: int, reference: str = "store@fake/demo", model: str = "model"):
+        return answer(invoke("coverage", reference, "--json", "--", "vllm", "serve", model, *flags.split(), code=code))
 
-        _output.console.cache_clear()
-        words = ["coverage", reference, "--json", "--", "vllm", "serve", model, *flags.split()]
-        result = CliRunner().invoke(app, words)
-        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-        return json.loads(result.stdout.splitlines()[-1])
-
-    return invoke
+    return cover
 
 
 @pytest.mark.parametrize("flags", ["", SERVED, "--port 8000 --served-model-name x", "--dtype auto --max-num-seqs 2"])

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_toolchain import FAKE, write_recipe
+from fake_toolchain import write_recipe
 from neuron_aot_runtime.contract.errors import UsageError
-from typer.testing import CliRunner
 
 from neuron_aot.plan.cost import Cost, Speed, device_speed
 from neuron_aot.plan.decode import DecodePlanner
@@ -181,23 +180,9 @@ def test_an_unknown_target_needs_its_figures():
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path, compiler):
-    import neuron_aot.make
-
-    monkeypatch.setattr(neuron_aot.make, "default_toolchain", lambda: FAKE)
-    monkeypatch.chdir(tmp_path)
+def run(run, tmp_path):
     write_recipe(tmp_path, config={"max_position_embeddings": 16384}, engine={"block_size": 32})
-
-    def invoke(*arguments: str, code: int = 0):
-        from neuron_aot.cli import _output
-        from neuron_aot.cli.app import app
-
-        _output.console.cache_clear()
-        result = CliRunner().invoke(app, list(arguments))
-        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-        return result
-
-    return invoke
+    return run
 
 
 ARGUMENTS = ("plan", "recipe.yaml", "--traffic", str(SAMPLE), "--max-model-len", "8192")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import json
 import struct
 from pathlib import Path
 
 import pytest
+from commands import answer, invoke
 from neuron_aot_runtime.contract.layout import blob_path
 from neuron_aot_runtime.store import open_bundle
 from stores import make_bundle, new_place
-from typer.testing import CliRunner
 
-from neuron_aot.cli.app import app
 from neuron_aot.store import open_store
 from neuron_aot.store.gc import plan_gc
 
@@ -22,21 +20,7 @@ from neuron_aot.store.gc import plan_gc
 def run(tmp_path, monkeypatch, compiler):
     monkeypatch.chdir(tmp_path)
     make_bundle(tmp_path)
-
-    def invoke(*arguments: str, code: int = 0):
-        from neuron_aot.cli import _output
-
-        _output.console.cache_clear()  # it holds on to the stderr of the run before
-        result = CliRunner().invoke(app, list(arguments))
-        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-        assert "Traceback" not in result.stderr
-        return result
-
     return invoke
-
-
-def answer(result):
-    return json.loads(result.stdout.splitlines()[-1])
 
 
 def test_the_ci_recipe(run, s3, tmp_path):
