@@ -56,7 +56,7 @@ TOOLCHAIN_LAYERS = {
     "keys": {"program"},
     "models": {"program"},
     "lower": {"program", "targets"},
-    "codegen": {"settings", "targets"},
+    "codegen": {"lower", "settings", "targets"},
     "store": set(),
     "schedule": set(),
     "plan": {"program"},
