@@ -125,6 +125,7 @@ def model_plan(recipe: Recipe, toolchain: Toolchain) -> ModelPlan:
         num_blocks=serving.num_blocks,
         world_size=serving.tensor_parallel_size,
         greedy=serving.greedy,
+        sequence_parallel=serving.sequence_parallel,
     )
 
 

@@ -15,7 +15,8 @@ class ModelPlan:
     """What every program of one bundle has in common; all of it decides what is computed.
 
     ``dtype`` is the weights' and activations' (float32, bfloat16), ``kv_dtype`` the cache's logical element type.
-    ``greedy``: programs end in an argmax over the vocabulary instead of logits.
+    ``greedy``: programs end in an argmax over the vocabulary instead of logits. ``sequence_parallel``: the ranks of a
+    prefill divide its tokens between projections.
     """
 
     target: str
@@ -27,6 +28,7 @@ class ModelPlan:
     num_blocks: int
     world_size: int = 1
     greedy: bool = False
+    sequence_parallel: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class ProgramPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLayout:
-    """A model's tensors as programs and the runtime see them; ordered as the calling convention wants."""
+    """A model's tensors as one rank's programs and the runtime see them; ordered as the calling convention wants."""
 
     spec: ModelSpec
     params: tuple[TensorSpec, ...]

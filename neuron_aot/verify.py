@@ -152,6 +152,7 @@ def program_plan(manifest: Manifest, program: Program) -> ProgramPlan:
         num_blocks=serving.num_blocks,
         world_size=manifest.world_size,
         greedy=serving.greedy,
+        sequence_parallel=serving.sequence_parallel,
     )
     return ProgramPlan(model=model, phase=program.phase, bucket=program.bucket)
 

@@ -32,12 +32,17 @@ class XlaCpuGenerator:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else XLA logs each client at INFO
         from jaxlib import _jax, xla_client
 
+        from ..lower.replicas import replica_count
+
         try:
-            client = xla_client.make_cpu_client()
+            ranks = replica_count(hlo)
+            client = xla_client.make_cpu_client(num_devices=ranks)
             computation = xla_client.XlaComputation(hlo)
             module = _jax.mlir.xla_computation_to_mlir_module(computation)
             devices = xla_client.DeviceList(tuple(client.local_devices()))
-            executable = client.compile_and_load(module, devices, xla_client.CompileOptions())
+            options = xla_client.CompileOptions()
+            options.num_replicas = ranks
+            executable = client.compile_and_load(module, devices, options)
             payload = client.serialize_executable(executable)
         except RuntimeError as error:  # XlaRuntimeError is one
             raise CompileError("XLA:CPU cannot compile the module", found=str(error)) from error

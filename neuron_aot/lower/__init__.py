@@ -17,6 +17,7 @@ def lower_program(plan: ProgramPlan, definition, layout: ModelLayout, *, origins
     from .hlo import lower_to_hlo
     from .interpret import jax_function, model_line
     from .neff_names import name_tensors
+    from .replicas import spell_groups
     from .rules import rules_for
     from .trace import trace
 
@@ -27,6 +28,8 @@ def lower_program(plan: ProgramPlan, definition, layout: ModelLayout, *, origins
     arguments: tuple[TensorSpec, ...] = (*layout.params, *layout.states, *inputs)
     aliases = {len(layout.params) + index: len(outputs) + index for index in range(len(layout.states))}
     hlo, scopes = lower_to_hlo(compute, arguments, aliases, origins=origins)
+    if plan.model.world_size > 1:
+        hlo = spell_groups(hlo)
     if plan.model.target != CPU:
         results = (*outputs, *layout.states)
         hlo = name_tensors(hlo, [spec.name for spec in arguments], [spec.name for spec in results])

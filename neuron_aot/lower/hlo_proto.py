@@ -49,6 +49,7 @@ _MESSAGES = {
         "operand_ids": (36, _I64, _MANY), "called_computation_ids": (38, _I64, _MANY), "backend_config": (43, _BYTES),
         "scatter_dimension_numbers": (48, "ScatterDims"), "replica_groups": (49, "ReplicaGroup", _MANY),
         "frontend_attributes": (68, "Frontend"), "rng_algorithm": (70, _INT),
+        "collective_device_list": (87, "DeviceList"),
     },
     "Shape": {
         "element_type": (2, _INT), "dimensions": (3, _I64, _MANY), "tuple_shapes": (4, "Shape", _MANY),
@@ -65,6 +66,7 @@ _MESSAGES = {
     "GatherDims": {"start_index_map": (3, _I64, _MANY)},
     "ScatterDims": {"scatter_dims_to_operand_dims": (3, _I64, _MANY)},
     "ReplicaGroup": {"replica_ids": (1, _I64, _MANY)},
+    "DeviceList": {"replica_groups": (1, "ReplicaGroup", _MANY)},
     "Frontend": {"map": (1, "FrontendEntry", _MANY)},
     "FrontendEntry": {"key": (1, _STR), "value": (2, _STR)},
     "Aliases": {"entries": (1, "AliasEntry", _MANY)},

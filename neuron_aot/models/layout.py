@@ -1,10 +1,11 @@
-"""Builds a model's layout: params with their weight map, KV states; no tensor is made."""
+"""Builds a model's layout, of one rank: params with their weight map, KV states; no tensor is made."""
 
 from __future__ import annotations
 
 from neuron_aot_runtime.contract.manifest import KVCacheSpec, ModelSpec, TensorSpec, WeightEntry, WeightSource
 
 from ..program import ModelLayout, ModelPlan
+from .sharding import Division
 
 
 class LayoutBuilder:
@@ -16,20 +17,45 @@ class LayoutBuilder:
         self._params: list[TensorSpec] = []
         self._weight_map: list[WeightEntry] = []
 
-    def param(self, ours: str, *sources: tuple[str, tuple[int, ...]]) -> None:
-        """One param: the concatenation of checkpoint tensors (name, shape) along axis 0."""
-        shapes = [shape for _, shape in sources]
+    def param(self, ours: str, *sources: WeightSource) -> None:
+        """One param: the concatenation of the ranks' parts of checkpoint tensors along axis 0."""
+        shapes = []
+        for source in sources:
+            shape = list(source.shape)
+            if source.shard is not None:
+                shape[source.shard.axis] = source.shard.size
+            shapes.append(shape)
         shape = (sum(first for first, *_ in shapes), *shapes[0][1:])
         self._params.append(TensorSpec(name=ours, role="param", shape=shape, dtype=self._plan.dtype))
-        self._weight_map.append(
-            WeightEntry(param=ours, sources=tuple(WeightSource(tensor=name, shape=shape) for name, shape in sources))
-        )
+        self._weight_map.append(WeightEntry(param=ours, sources=sources))
 
-    def linear(self, ours: str, module: str, parts: tuple[tuple[str, int], ...], width: int, *, bias: bool) -> None:
-        """One weight [sum of rows, width] of the projections ``parts`` (name, rows) of ``module``, and its bias."""
-        self.param(f"{ours}.weight", *((f"{module}.{name}.weight", (rows, width)) for name, rows in parts))
+    def whole(self, ours: str, tensor: str, shape: tuple[int, ...]) -> None:
+        """One param that every rank has all of."""
+        self.param(ours, WeightSource(tensor=tensor, shape=shape))
+
+    def table(self, ours: str, tensor: str, rows: Division, width: int) -> None:
+        """One [rows, width] param, divided by rows."""
+        self.param(ours, WeightSource(tensor=tensor, shape=(rows.length, width), shard=rows.shard(0)))
+
+    def column_parallel(
+        self, ours: str, module: str, parts: tuple[tuple[str, Division], ...], width: int, *, bias: bool
+    ) -> None:
+        """One weight [sum of rows, width] of the projections ``parts`` (name, rows) of ``module``, and its bias; what
+        they give is divided."""
+        kinds = {"weight": (width,)} | ({"bias": ()} if bias else {})
+        for kind, rest in kinds.items():
+            sources = (
+                WeightSource(tensor=f"{module}.{name}.{kind}", shape=(rows.length, *rest), shard=rows.shard(0))
+                for name, rows in parts
+            )
+            self.param(f"{ours}.{kind}", *sources)
+
+    def row_parallel(self, ours: str, module: str, rows: int, width: Division, *, bias: bool) -> None:
+        """One weight [rows, width] of the projection ``module``, and its bias; what it takes is divided."""
+        weight = WeightSource(tensor=f"{module}.weight", shape=(rows, width.length), shard=width.shard(1))
+        self.param(f"{ours}.weight", weight)
         if bias:
-            self.param(f"{ours}.bias", *((f"{module}.{name}.bias", (rows,)) for name, rows in parts))
+            self.whole(f"{ours}.bias", f"{module}.bias", (rows,))
 
     def layout(
         self, *, vocab_size: int, hidden_size: int, num_layers: int, num_kv_heads: int, head_size: int

@@ -1,6 +1,6 @@
 """The Llama family (Llama 2, Llama 3.x, SmolLM2): pre-norm decoder, rotary positions, grouped KV heads, SwiGLU.
 
-Legend: N tokens, R sequences, W hidden size, H query heads, K KV heads, D head size, V vocabulary.
+Legend: N tokens, R sequences, W hidden size, H query heads, K KV heads, D head size, V vocabulary; of one rank.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from neuron_aot_runtime.contract.facts import Fact, fact
 from ..program import ModelLayout, ModelPlan, ProgramPlan
 from .layout import LayoutBuilder
 from .paged import Step, program_inputs, program_outputs
+from .sharding import Division, attention_heads, even
 
 _ROPE = ("rope_parameters", "rope_scaling")
 
@@ -128,51 +129,77 @@ def _inverse_frequencies(value: dict, head_size: int) -> tuple[float, ...]:
     return tuple(map(float, scaled.astype(np.float32)))
 
 
+@dataclass(frozen=True)
+class _Sharding:
+    """How a model's axes are divided over the ranks."""
+
+    heads: Division
+    kv_heads: Division
+    intermediate: Division
+    vocab: Division
+
+
+def _sharding(config: Config, world_size: int) -> _Sharding:
+    """Raises RecipeError for more ranks than there is to divide."""
+    return _Sharding(
+        *attention_heads(config.num_heads, config.num_kv_heads, world_size),
+        even(config.intermediate_size, world_size, "intermediate_size"),
+        even(config.vocab_size, world_size, "vocab_size"),
+    )
+
+
 def layout(plan: ModelPlan) -> ModelLayout:
     config = read_config(plan.facts)
-    width, heads, kv_heads, size = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_size
+    sharding = _sharding(config, plan.world_size)
+    width, size, middle = config.hidden_size, config.head_size, sharding.intermediate
+    queries, keys = sharding.heads.times(size), sharding.kv_heads.times(size)
     build = LayoutBuilder(plan)
-    build.param("embed", ("model.embed_tokens.weight", (config.vocab_size, width)))
+    build.table("embed", "model.embed_tokens.weight", sharding.vocab, width)
     for index in range(config.num_layers):
         ours, theirs = f"layers.{index}", f"model.layers.{index}"
         attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
-        build.param(f"{ours}.attention_norm", (f"{theirs}.input_layernorm.weight", (width,)))
-        projections = (("q_proj", heads * size), ("k_proj", kv_heads * size), ("v_proj", kv_heads * size))
-        build.linear(f"{ours}.qkv", attention, projections, width, bias=config.attention_bias)
-        build.linear(f"{ours}.out", attention, (("o_proj", width),), heads * size, bias=config.attention_bias)
-        build.param(f"{ours}.mlp_norm", (f"{theirs}.post_attention_layernorm.weight", (width,)))
-        gated = (("gate_proj", config.intermediate_size), ("up_proj", config.intermediate_size))
-        build.linear(f"{ours}.gate_up", mlp, gated, width, bias=config.mlp_bias)
-        build.linear(f"{ours}.down", mlp, (("down_proj", width),), config.intermediate_size, bias=config.mlp_bias)
-    build.param("final_norm", ("model.norm.weight", (width,)))
+        build.whole(f"{ours}.attention_norm", f"{theirs}.input_layernorm.weight", (width,))
+        projections = (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))
+        build.column_parallel(f"{ours}.qkv", attention, projections, width, bias=config.attention_bias)
+        build.row_parallel(f"{ours}.out", f"{attention}.o_proj", width, queries, bias=config.attention_bias)
+        build.whole(f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm.weight", (width,))
+        gated = (("gate_proj", middle), ("up_proj", middle))
+        build.column_parallel(f"{ours}.gate_up", mlp, gated, width, bias=config.mlp_bias)
+        build.row_parallel(f"{ours}.down", f"{mlp}.down_proj", width, middle, bias=config.mlp_bias)
+    build.whole("final_norm", "model.norm.weight", (width,))
     if not config.tied:
-        build.param("lm_head", ("lm_head.weight", (config.vocab_size, width)))
+        build.table("lm_head", "lm_head.weight", sharding.vocab, width)
     return build.layout(
         vocab_size=config.vocab_size,
         hidden_size=width,
         num_layers=config.num_layers,
-        num_kv_heads=kv_heads,
+        num_kv_heads=sharding.kv_heads.size,
         head_size=size,
     )
 
 
 def program(plan: ProgramPlan) -> tuple:
     from . import blocks
+    from .parallel import Ranks
 
     config = read_config(plan.model.facts)
+    sharding = _sharding(config, plan.model.world_size)
     inputs = program_inputs(plan)
     outputs = program_outputs(plan, config.vocab_size)
-    heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_size
+    heads, kv_heads, size = sharding.heads.size, sharding.kv_heads.size, config.head_size
     scale = size**-0.5
 
     def forward(params: dict, states: dict, inputs: dict) -> tuple[dict, dict]:
-        step = Step(plan, inputs)
+        step, ranks = Step(plan, inputs), Ranks(plan, inputs)
         written = {}
-        hidden = params["embed"].index_select(0, step.token_ids)
+        hidden = ranks.embed(params["embed"], step.token_ids)
         cos, sin = blocks.rope_tables(step.positions, config.inverse_frequencies, hidden.dtype)
 
         def linear(x, name):
-            return blocks.linear(x, params[f"{name}.weight"], params.get(f"{name}.bias"))
+            return blocks.linear(ranks.every_token(x), params[f"{name}.weight"], params.get(f"{name}.bias"))
+
+        def row_linear(x, name):
+            return ranks.row_linear(x, params[f"{name}.weight"], params.get(f"{name}.bias"))
 
         for index in range(config.num_layers):
             layer = f"layers.{index}"
@@ -184,14 +211,14 @@ def program(plan: ProgramPlan) -> tuple:
             v_cache = blocks.kv_write(states[f"{layer}.v"], v, step.slots)
             written |= {f"{layer}.k": k_cache, f"{layer}.v": v_cache}
             attended = blocks.paged_attention(q, k_cache, v_cache, step.tables, step.positions, scale)
-            hidden = hidden + linear(attended.view(-1, heads * size), f"{layer}.out")
+            hidden = hidden + row_linear(attended.view(-1, heads * size), f"{layer}.out")
 
             x = blocks.rms_norm(hidden, params[f"{layer}.mlp_norm"], config.rms_norm_eps)
             gate, up = linear(x, f"{layer}.gate_up").chunk(2, dim=-1)
-            hidden = hidden + linear(blocks.silu(gate) * up, f"{layer}.down")
+            hidden = hidden + row_linear(blocks.silu(gate) * up, f"{layer}.down")
 
-        last = blocks.rms_norm(step.last_tokens(hidden), params["final_norm"], config.rms_norm_eps)
+        last = blocks.rms_norm(step.last_tokens(hidden, ranks), params["final_norm"], config.rms_norm_eps)
         logits = blocks.lm_head(last, params["embed" if config.tied else "lm_head"])
-        return blocks.sample(logits, greedy=plan.model.greedy), written
+        return ranks.sample(logits, config.vocab_size, greedy=plan.model.greedy), written
 
     return forward, inputs, outputs

@@ -5,7 +5,7 @@ Legend: T prompt tokens, B sequences, R rows (1 in prefill, B in decode), N toke
 
 from __future__ import annotations
 
-from neuron_aot_runtime.contract.manifest import TensorSpec
+from neuron_aot_runtime.contract.manifest import RANK_INPUT, TensorSpec
 
 from ..program import ProgramPlan
 
@@ -15,12 +15,15 @@ def program_inputs(plan: ProgramPlan) -> tuple[TensorSpec, ...]:
 
     prefill: token_ids [T], num_computed_tokens [1], num_tokens [1], block_table [C/block_size]
     decode:  token_ids [B], positions [B], block_tables [B, C/block_size]
+    both, with more than one rank: rank [1]
     """
     size, blocks = plan.bucket.size, -(-plan.bucket.context // plan.model.block_size)
     if plan.phase == "prefill":
         shapes = {"token_ids": (size,), "num_computed_tokens": (1,), "num_tokens": (1,), "block_table": (blocks,)}
     else:
         shapes = {"token_ids": (size,), "positions": (size,), "block_tables": (size, blocks)}
+    if plan.model.world_size > 1:
+        shapes[RANK_INPUT] = (1,)
     return tuple(TensorSpec(name=name, role="input", shape=shape, dtype="int32") for name, shape in shapes.items())
 
 
@@ -63,6 +66,6 @@ class Step:
             self.slots = block * block_size + inputs["positions"] % block_size
             self._last = None
 
-    def last_tokens(self, hidden):
-        """[N, width] -> [R, width]: the rows that the next token is wanted for."""
-        return hidden if self._last is None else hidden.index_select(0, self._last)
+    def last_tokens(self, hidden, ranks):
+        """[N, width] as ``ranks`` divides it -> [R, width]: the rows that the next token is wanted for."""
+        return hidden if self._last is None else ranks.tokens(hidden, self._last)

@@ -1,6 +1,6 @@
 """Weights: a bundle's declarative weight map, executed for one rank, straight from safetensors.
 
-    source tensor -> slice of the rank -> (transpose) -> concatenate -> cast -> param
+    source tensor -> part of the rank, zeros at its end -> (transpose) -> concatenate -> cast -> param
 
 Nothing is read before every source has been found with its declared shape. A param that is one contiguous slice in
 its own dtype is a view of the file; anything else is written once, into memory aligned for the device.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .arrays import aligned_empty, numpy_dtype
+from .arrays import aligned_empty, aligned_zeros, numpy_dtype
 from .checkpoint import UNREADABLE, Checkpoint, open_checkpoint
 from .contract.errors import CheckpointError
 from .contract.manifest import Manifest, TensorSpec, WeightEntry, WeightSource
@@ -85,36 +85,44 @@ def read_param(checkpoint: Checkpoint, entry: WeightEntry, spec: TensorSpec, ran
     Raises CheckpointError when the parts that the map declares do not make up that shape.
     """
     parts = [_part(checkpoint.array(source.tensor), source, rank) for source in entry.sources]
+    shapes = [_whole_shape(source) for source in entry.sources]
     if entry.transpose:
         parts = [part.swapaxes(-1, -2) for part in parts]
+        shapes = [(*shape[:-2], shape[-1], shape[-2]) for shape in shapes]
     dtype = numpy_dtype(spec.dtype)
-    shape = list(parts[0].shape)
+    shape = list(shapes[0])
     if len(parts) > 1:
-        shape[entry.axis] = sum(part.shape[entry.axis] for part in parts)
+        shape[entry.axis] = sum(shape[entry.axis] for shape in shapes)
     if tuple(shape) != spec.shape:
         raise CheckpointError(
             f"the weight map does not make the param {spec.name}", wanted=str(list(spec.shape)), found=str(shape)
         )
-    if len(parts) == 1 and parts[0].dtype == dtype and parts[0].flags.c_contiguous:
+    padded = any(part.shape != whole for part, whole in zip(parts, shapes, strict=True))
+    if len(parts) == 1 and not padded and parts[0].dtype == dtype and parts[0].flags.c_contiguous:
         return parts[0], True
-    result = aligned_empty(spec.shape, dtype)
+    result = (aligned_zeros if padded else aligned_empty)(spec.shape, dtype)
     # Assigning casts, transposes and concatenates in one pass over the bytes.
-    if len(parts) == 1:
-        result[...] = parts[0]
-        return result, False
     offset = 0
-    for part in parts:
-        index = [slice(None)] * result.ndim
+    for part, whole in zip(parts, shapes, strict=True):
+        index = [slice(0, length) for length in part.shape]
         index[entry.axis] = slice(offset, offset + part.shape[entry.axis])
         result[tuple(index)] = part
-        offset += part.shape[entry.axis]
+        offset += whole[entry.axis]
     return result, False
 
 
+def _whole_shape(source: WeightSource) -> tuple[int, ...]:
+    """The shape of a rank's part, its zeros included."""
+    shape = list(source.shape)
+    if source.shard is not None:
+        shape[source.shard.axis] = source.shard.size
+    return tuple(shape)
+
+
 def _part(array: np.ndarray, source: WeightSource, rank: int) -> np.ndarray:
-    cut = source.rank_slices[rank if len(source.rank_slices) > 1 else 0]
-    if cut is None:
+    """What the checkpoint has of a rank's part; it may be shorter than wanted, or empty."""
+    if source.shard is None:
         return array
     index = [slice(None)] * array.ndim
-    index[cut.axis] = slice(cut.start, cut.stop)
+    index[source.shard.axis] = slice(*source.shard.range(rank, array.shape[source.shard.axis]))
     return array[tuple(index)]

@@ -45,6 +45,13 @@ def test_limits_follow_explicit_buckets():
     assert segmented.neuron_config.num_batched_tokens_buckets == (512,)
 
 
+def test_ranks_divide_prefill_tokens_where_they_can():
+    assert not resolve().sequence_parallel
+    assert resolve({"tensor_parallel_size": 2}).sequence_parallel
+    assert not resolve({"tensor_parallel_size": 2}, {"sequence_parallel_enabled": False}).sequence_parallel
+    assert not resolve({"tensor_parallel_size": 3}).sequence_parallel
+
+
 def test_a_short_model_gets_small_defaults():
     config = resolve(model={"dtype": "float32", "max_position_embeddings": 512})
     assert (config.dtype, config.max_num_batched_tokens) == ("float32", 512)
@@ -85,7 +92,10 @@ def test_a_short_model_gets_small_defaults():
         ({"dtype": "float16"}, {}, "float16 is not supported"),
         ({"dtype": "int8"}, {}, "auto, float32 or bfloat16"),
         ({"kv_cache_dtype": "fp8"}, {}, "fp8 is not supported yet"),
-        ({"tensor_parallel_size": 2}, {}, "only 1 is"),
+        ({"tensor_parallel_size": 0}, {}, "a positive whole number"),
+        ({"tensor_parallel_size": 3}, {"sequence_parallel_enabled": True}, "that tensor_parallel_size 3 divides"),
+        ({}, {"sequence_parallel_enabled": True}, "nothing to divide with a tensor_parallel_size of 1"),
+        ({"tensor_parallel_size": 2}, {"sequence_parallel_enabled": 1}, "true or false"),
         ({"enable_prefix_caching": "yes"}, {}, "true or false"),
         ({}, {"on_device_sampling_config": {"temperature": "0.7"}}, "greedy only"),
         ({}, {"on_device_sampling_config": {"all_greedy": True, "topk": 1}}, "nearest valid name is top_k"),

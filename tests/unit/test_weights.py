@@ -15,9 +15,9 @@ from neuron_aot_runtime.contract.manifest import (
     ModelSpec,
     Program,
     Serving,
+    Shard,
     TensorSpec,
     WeightEntry,
-    WeightSlice,
     WeightSource,
 )  # fmt: skip
 from neuron_aot_runtime.weights import load_weights
@@ -41,8 +41,11 @@ def write(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-def source(name, shape, *slices):
-    return WeightSource(tensor=name, shape=shape, rank_slices=slices or (None,))
+def source(name, shape, **shard):
+    return WeightSource(tensor=name, shape=shape, shard=Shard(**shard) if shard else None)
+
+
+RANK = (TensorSpec(name="rank", role="input", shape=(1,), dtype="int32"),)
 
 
 def manifest(entries, params, world_size=1):
@@ -57,7 +60,7 @@ def manifest(entries, params, world_size=1):
         weight_map=entries,
         programs=[
             Program(name="p", phase="decode", bucket=Bucket(size=1, context=1), program_key="0" * 64,
-                    artifact=Artifact(format="none", digest="sha256:" + "0" * 64, size=0), inputs=(), outputs=())
+                    artifact=Artifact(format="none", digest="sha256:" + "0" * 64, size=0), inputs=RANK if world_size > 1 else (), outputs=())
         ],
         requires={},
         toolchain={},
@@ -118,12 +121,10 @@ def test_every_operation_of_the_map(weights):
 
 def test_each_rank_gets_its_slice(weights):
     directory, tensors = weights
-    cuts = [WeightSlice(axis=0, start=start, stop=start + 4) for start in (0, 4)]
-    columns = [WeightSlice(axis=1, start=start, stop=start + 2) for start in (0, 2)]
     made = manifest(
         [
-            WeightEntry(param="rows", sources=[source("q", (8, 4), *cuts)]),
-            WeightEntry(param="columns", sources=[source("q", (8, 4), *columns)]),
+            WeightEntry(param="rows", sources=[source("q", (8, 4), axis=0, size=4)]),
+            WeightEntry(param="columns", sources=[source("q", (8, 4), axis=1, size=2)]),
             WeightEntry(param="norm", sources=[source("norm", (4,))]),
         ],
         [("rows", (4, 4), "bfloat16"), ("columns", (8, 2), "bfloat16"), ("norm", (4,), "float32")],
@@ -135,6 +136,79 @@ def test_each_rank_gets_its_slice(weights):
         np.testing.assert_array_equal(arrays["columns"], tensors["q"][:, 2 * rank : 2 * rank + 2])
         np.testing.assert_array_equal(arrays["norm"], tensors["norm"])
         assert report.copied == arrays["columns"].nbytes, "only the strided slice is copied"
+
+
+def test_what_a_rank_lacks_is_zeros_and_ranks_share_what_they_are_told(weights):
+    directory, tensors = weights
+    made = manifest(
+        [
+            WeightEntry(param="rows", sources=[source("q", (8, 4), axis=0, size=3)]),
+            WeightEntry(param="columns", sources=[source("q", (8, 4), axis=1, size=3)]),
+            WeightEntry(
+                param="joined",
+                sources=[
+                    source("q", (8, 4), axis=0, size=4, ranges=((0, 4), (4, 7), (7, 8))),
+                    source("k", (2, 4), axis=0, size=1, ranges=((0, 1), (0, 1), (1, 2))),
+                ],
+            ),
+            WeightEntry(
+                param="turned",
+                sources=[source("q", (8, 4), axis=1, size=2), source("k", (2, 4), axis=1, size=2)],
+                axis=1,
+                transpose=True,
+            ),
+        ],
+        [("rows", (3, 4), "bfloat16"), ("columns", (8, 3), "bfloat16"), ("joined", (5, 4), "bfloat16"),
+         ("turned", (2, 10), "bfloat16")],
+        world_size=3,
+    )  # fmt: skip
+    q, k = tensors["q"], tensors["k"]
+
+    def padded(array, *shape):
+        return np.pad(array, [(0, size - length) for size, length in zip(shape, array.shape, strict=True)])
+
+    wanted = {
+        "rows": [q[0:3], q[3:6], padded(q[6:8], 3, 4)],
+        "columns": [q[:, 0:3], padded(q[:, 3:4], 8, 3), np.zeros((8, 3), q.dtype)],
+        "joined": [
+            np.concatenate([padded(q[start:stop], 4, 4), k[head : head + 1]])
+            for start, stop, head in ((0, 4, 0), (4, 7, 0), (7, 8, 1))
+        ],
+        "turned": [
+            np.concatenate([q[:, start : start + 2].T, k[:, start : start + 2].T], 1)
+            if start < 4
+            else np.zeros((2, 10))
+            for start in (0, 2, 4)
+        ],
+    }
+    for rank in range(3):
+        arrays, _ = load(made, directory, rank)
+        for name, parts in wanted.items():
+            np.testing.assert_array_equal(arrays[name], parts[rank].astype(q.dtype), err_msg=f"{name} of rank {rank}")
+
+
+@pytest.mark.parametrize(
+    ("shard", "named"),
+    [
+        ({"axis": 2, "size": 4}, "axis 2 of a tensor of 2 axes"),
+        ({"axis": 0, "size": 3}, "no rank takes what follows 6 of 8"),
+        ({"axis": 0, "size": 4, "ranges": ((0, 4), (5, 8))}, "no rank takes what follows 4 of 8"),
+        ({"axis": 0, "size": 4, "ranges": ((0, 4), (4, 9))}, r"the range \[4, 9\)"),
+        ({"axis": 0, "size": 3, "ranges": ((0, 3), (3, 8))}, r"the range \[3, 8\) for a size of 3"),
+        ({"axis": 0, "size": 8, "ranges": ((0, 8),)}, "1 ranges for 2 ranks"),
+    ],
+)
+def test_a_shard_that_does_not_divide_its_tensor_is_no_manifest(shard, named):
+    entry = WeightEntry(param="q", sources=[source("q", (8, 4), **shard)])
+    with pytest.raises(ValueError, match=named):
+        manifest([entry], [("q", (4, 4), "bfloat16")], world_size=2)
+
+
+def test_a_bundle_of_several_ranks_has_their_rank_as_its_last_input():
+    made = manifest([], [], world_size=2)
+    bare = made.model_dump() | {"world_size": 1}
+    with pytest.raises(ValueError, match="its last input is rank in a bundle of 1 ranks"):
+        Manifest.model_validate(bare)
 
 
 def test_everything_that_does_not_fit_is_named_and_nothing_is_read(weights):

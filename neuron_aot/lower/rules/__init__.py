@@ -16,13 +16,14 @@ Rules = Mapping[str, Rule]
 
 def rules_for(target: str) -> Rules:
     """Every rule of a target, by operator name (``aten.mul.Tensor``). Raises UsageError."""
-    from . import aten
+    from . import aten, collectives
 
+    shared = aten.RULES | collectives.RULES
     if target == CPU:
         from . import cpu
 
-        return aten.RULES | cpu.RULES
+        return shared | cpu.RULES
     neuron_target(target)
     from . import neuron
 
-    return aten.RULES | neuron.RULES
+    return shared | neuron.RULES

@@ -47,6 +47,10 @@ RULES.update(
         "aten.remainder.Scalar": lambda x, y: x % y,
         "aten.lt.Tensor": lambda x, y: x < y,
         "aten.gt.Tensor": lambda x, y: x > y,
+        "aten.eq.Tensor": lambda x, y: x == y,
+        "aten.ge.Scalar": lambda x, y: x >= y,
+        "aten.masked_fill.Scalar": lambda x, mask, value: jnp.where(mask, jnp.asarray(value, x.dtype), x),
+        "aten.amax.default": lambda x, dim, keepdim=False: x.max(tuple(dim), keepdims=keepdim),
         "aten.unsqueeze.default": lambda x, dim: jnp.expand_dims(x, dim),
         "aten.squeeze.dim": lambda x, dim: jnp.squeeze(x, dim),
         "aten.view.default": lambda x, shape: x.reshape(shape),
@@ -102,6 +106,11 @@ def _split_with_sizes(x, sizes, dim=0):
 def _split(x, size, dim=0):
     length = x.shape[dim]
     return _split_with_sizes(x, [min(size, length - start) for start in range(0, length, size)], dim)
+
+
+@rule("aten.slice.Tensor")
+def _slice(x, dim=0, start=0, end=None):
+    return lax.slice_in_dim(x, start, min(end, x.shape[dim]), axis=dim)
 
 
 @rule("aten.index_select.default")

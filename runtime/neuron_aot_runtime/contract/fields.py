@@ -154,6 +154,7 @@ NEURON: dict[str, Field] = {
         prefill_context_length_buckets="one context of every prefill bucket each",
         kv_segment_size_buckets="equal to num_batched_tokens_buckets, so through them",
         on_device_sampling_config="programs end in an argmax, or not",
+        sequence_parallel_enabled="prefill divides its tokens over the ranks between projections, or not",
     ),
     **_refused("quantized weights are not supported yet", "quantization"),
     **_refused("expert parallelism is not supported yet", "ep_degree"),

@@ -1,12 +1,13 @@
-"""The bundle manifest, schema version 1: one serving configuration's programs and all that serving them needs.
+"""The bundle manifest, schema version 2: one serving configuration's programs and all that serving them needs.
 
-Calling convention of version 1. A program is a pure function over flat, ordered, named tensors:
+Calling convention of version 2. A program is a pure function over flat, ordered, named tensors:
 
     arguments: every ``params`` tensor, then every ``states`` tensor, then the program's ``inputs``
     results:   the program's ``outputs``, then every ``states`` tensor (aliased: it overwrites its argument)
 
 ``params`` and ``states`` are the same for all programs of a bundle, so the manifest spells them once. Indices are
-int32. A bundle's identity is the sha256 of its canonical JSON; nothing of time, host or user is in it.
+int32. All shapes are those of one rank. With ``world_size`` > 1 every rank runs the same programs, and the last input
+of each is ``rank``, int32 [1], which the device writes (it knows its rank), and no caller passes. A bundle's identity is the sha256 of its canonical JSON; nothing of time, host or user is in it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from .canonical import canonical_json, digest_bytes
 from .errors import IntegrityError
 from .facts import Fact
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1: one rank only, no shards
+RANK_INPUT = "rank"
 
 DTYPE_BYTES = {
     "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -79,24 +81,53 @@ class Program(_Record):
     outputs: tuple[TensorSpec, ...]
 
 
-class WeightSlice(_Record):
-    """A contiguous range of one source tensor's axis: [start, stop)."""
+class Shard(_Record):
+    """How one tensor of the checkpoint is divided over the ranks along ``axis``; every rank gets ``size`` of it.
+
+    Rank r takes [r * size, (r + 1) * size), cut to the tensor; or ``ranges[r]``, [start, stop), where the parts do not
+    follow one another (KV heads that several ranks share, uneven groups of query heads). What a part lacks of ``size``
+    is zeros at its end.
+    """
 
     axis: int = Field(ge=0)
-    start: int = Field(ge=0)
-    stop: int = Field(ge=0)
+    size: int = Field(ge=1)
+    ranges: tuple[tuple[Dim, Dim], ...] | None = None
+
+    def range(self, rank: int, length: int) -> tuple[int, int]:
+        """[start, stop) of ``rank`` on an axis of ``length``; empty where nothing is left for it."""
+        if self.ranges is not None:
+            return self.ranges[rank]
+        return min(rank * self.size, length), min((rank + 1) * self.size, length)
+
+    def problem(self, shape: tuple[int, ...], world_size: int) -> str | None:
+        """Why this does not divide a tensor of ``shape`` over ``world_size`` ranks, or None."""
+        if self.axis >= len(shape):
+            return f"axis {self.axis} of a tensor of {len(shape)} axes"
+        length = shape[self.axis]
+        if self.ranges is not None and len(self.ranges) != world_size:
+            return f"{len(self.ranges)} ranges for {world_size} ranks"
+        parts = [self.range(rank, length) for rank in range(world_size)]
+        for start, stop in parts:
+            if not start <= stop <= length or stop - start > self.size:
+                return f"the range [{start}, {stop}) for a size of {self.size} out of {length}"
+        covered = 0
+        for start, stop in sorted(parts):
+            if start > covered:
+                break
+            covered = max(covered, stop)
+        return None if covered == length else f"no rank takes what follows {covered} of {length}"
 
 
 class WeightSource(_Record):
-    """One tensor of the checkpoint, by its name there, with its full shape, and this rank's slice of it (None: all)."""
+    """One tensor of the checkpoint, by its name there, with its full shape. ``shard`` None: every rank takes all of it."""
 
     tensor: str
     shape: tuple[Dim, ...]
-    rank_slices: tuple[WeightSlice | None, ...] = (None,)
+    shard: Shard | None = None
 
 
 class WeightEntry(_Record):
-    """How one param is made: take each source (slice of the rank), transpose it, concatenate along ``axis``, cast.
+    """How one param is made: take each source (its rank's part), transpose it, concatenate along ``axis``, cast.
 
     ``transpose``: the last two axes of every source are swapped before concatenation.
     The result must have the shape and dtype of the param of the same name.
@@ -167,7 +198,7 @@ class Manifest(_Record):
     ``memory``: how a device's memory was divided; None on cpu.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     target: str
     world_size: int = Field(ge=1)
     model: ModelSpec
@@ -195,8 +226,12 @@ class Manifest(_Record):
             raise ValueError("weight_map and params must name the same tensors in the same order")
         for entry in self.weight_map:
             for source in entry.sources:
-                if len(source.rank_slices) not in (1, self.world_size):
-                    raise ValueError(f"{entry.param}: {len(source.rank_slices)} slices for {self.world_size} ranks")
+                if source.shard and (problem := source.shard.problem(source.shape, self.world_size)):
+                    raise ValueError(f"{entry.param}: {source.tensor}: {problem}")
+        for program in self.programs:
+            last = program.inputs[-1].name if program.inputs else None
+            if (self.world_size > 1) != (last == RANK_INPUT):
+                raise ValueError(f"{program.name}: its last input is {last} in a bundle of {self.world_size} ranks")
         return self
 
     def arguments(self, program: Program) -> Iterator[TensorSpec]:
@@ -232,14 +267,20 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
     try:
         return Manifest.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors()[0]
         version = _schema_version(data)
+        if isinstance(version, int) and version != SCHEMA_VERSION:
+            raise IntegrityError(
+                f"{where} was written by {'an earlier' if version < SCHEMA_VERSION else 'a later'} version of neuron-aot",
+                wanted=f"manifest schema version {SCHEMA_VERSION}",
+                found=f"schema version {version}",
+                next_command="compile the recipe again with this neuron-aot, or install the version that wrote it",
+            ) from error
+        first = error.errors()[0]
         raise IntegrityError(
             f"{where} is not a bundle manifest this version can read",
-            wanted=f"schema version {SCHEMA_VERSION}",
-            found=f"schema version {version}" if version != SCHEMA_VERSION else "a manifest with wrong fields",
+            found="a manifest with wrong fields",
             details=[f"{'.'.join(map(str, first['loc']))}: {first['msg']}"],
-            next_command="build the bundle again with this neuron-aot, or install the version that built it",
+            next_command="compile the recipe again with this neuron-aot, or install the version that wrote it",
         ) from error
 
 

@@ -44,7 +44,7 @@ class Rules:
         tokens = tokens or segments
         dtype = self.dtype(model_config)
         self.kv_cache_dtype()
-        self.parallelism()
+        ranks = self.number("tensor_parallel_size", 1)
         greedy = self.sampling()
         prefix_caching = self.boolean("enable_prefix_caching", True)
         block_size = self.block_size()
@@ -66,6 +66,8 @@ class Rules:
             self.add("engine.max_num_batched_tokens", f"at least max_num_seqs ({max_num_seqs})", max_num_batched_tokens)
         self.segments(segments, tokens, block_size)
         num_blocks = self.num_blocks(max_model_len, max_num_seqs, block_size)
+        prefills = tokens or powers_of_two(SMALLEST_TOKENS_BUCKET, max_num_batched_tokens)
+        by_tokens = self.sequence_parallel(prefills, ranks or 1)
         if self.violations:
             return None
         return {
@@ -75,12 +77,14 @@ class Rules:
             "max_num_seqs": max_num_seqs,
             "block_size": block_size,
             "num_gpu_blocks_override": num_blocks,
+            "tensor_parallel_size": ranks,
             "enable_prefix_caching": prefix_caching,
             "neuron_config": {
-                "num_batched_tokens_buckets": tokens or powers_of_two(SMALLEST_TOKENS_BUCKET, max_num_batched_tokens),
+                "num_batched_tokens_buckets": prefills,
                 "num_seqs_buckets": seqs or powers_of_two(1, max_num_seqs),
                 "kv_segment_size_buckets": segments,
                 "on_device_sampling_config": {"all_greedy": True} if greedy else None,
+                "sequence_parallel_enabled": by_tokens,
                 **contexts,
             },
             "engine_extras": {name: exact_number(value) for name, value in self.engine.items() if name not in _OWN},
@@ -196,10 +200,20 @@ class Rules:
         elif value != "auto":
             self.add("engine.kv_cache_dtype", "auto", value)
 
-    def parallelism(self) -> None:
-        size = self.number("tensor_parallel_size", 1)
-        if size is not None and size != 1:
-            self.violations.append(f"engine.tensor_parallel_size: {size} is not supported yet; only 1 is")
+    def sequence_parallel(self, prefills: tuple[int, ...], ranks: int) -> bool:
+        """Whether prefill divides its tokens over the ranks: where it can, unless it is said."""
+        key = "neuron_config.sequence_parallel_enabled"
+        odd = [size for size in prefills if size % ranks]
+        value = self.neuron.get("sequence_parallel_enabled", ranks > 1 and not odd)
+        if not isinstance(value, bool):
+            self.add(key, "true or false", value)
+        elif value and ranks == 1:
+            self.violations.append(f"{key}: there is nothing to divide with a tensor_parallel_size of 1; leave it out")
+        elif value and odd:
+            self.add(
+                key, f"prefill buckets (num_batched_tokens_buckets) that tensor_parallel_size {ranks} divides", odd
+            )
+        return bool(value)
 
     def sampling(self) -> bool:
         """Whether programs sample greedily on the device. ``temperature: 0`` and ``top_k: 1`` say the same."""

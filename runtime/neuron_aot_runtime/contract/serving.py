@@ -8,6 +8,8 @@ Names, defaults and rules are those of vLLM and of the vLLM Neuron configuration
     num_gpu_blocks_override  default: room for max_num_seqs sequences of max_model_len, plus the null block
     prefill_context_length_buckets   context lengths, prior tokens included, that prefill programs are compiled for
                              beside their own tokens and max_model_len; the rules of decode_context_length_buckets
+    sequence_parallel_enabled        prefill divides its tokens over the ranks between projections; default: where
+                             tensor_parallel_size divides every prefill bucket
 
 All violations of one configuration come in one ConfigError, a line each: ``key: what is wrong``.
 """
@@ -36,6 +38,7 @@ class NeuronConfig(BaseModel):
     prefill_context_length_buckets: tuple[int, ...] | None = None
     kv_segment_size_buckets: tuple[int, ...] | None = None
     on_device_sampling_config: dict[str, bool] | None = None
+    sequence_parallel_enabled: bool = False
 
 
 class ServingConfig(BaseModel):
@@ -72,6 +75,11 @@ class ServingConfig(BaseModel):
     def greedy(self) -> bool:
         """Whether programs end in an argmax instead of logits."""
         return self.neuron_config.on_device_sampling_config is not None
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether the ranks of a prefill divide its tokens between projections."""
+        return self.neuron_config.sequence_parallel_enabled
 
     def prefill_contexts(self) -> tuple[int, ...]:
         """Ascending; the implicit ``max_model_len`` is the last."""
