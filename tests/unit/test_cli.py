@@ -124,7 +124,8 @@ def test_serve_takes_every_engine_argument_from_the_bundle(run, tmp_path, monkey
         assert command[command.index(flag) + 1] == value
     assert "--no-enable-prefix-caching" in command
     extra = json.loads(command[command.index("--additional-config") + 1])
-    assert extra == {"neuron_config": {"num_batched_tokens_buckets": [128], "num_seqs_buckets": [1, 2]}}
+    buckets = {"num_batched_tokens_buckets": [128], "num_seqs_buckets": [1, 2]}
+    assert extra == {"neuron_config": buckets | {"sequence_parallel_enabled": False}}
     assert told["environment"] == {"NEURON_COMPILED_ARTIFACTS": "./store@fake/demo", "VLLM_PLUGINS": "other,neuron_aot"}
 
     by_id = run("serve", f"store@{bundle}", "--dry-run").stdout
