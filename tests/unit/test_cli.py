@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from fake_toolchain import FAKE, write_recipe
-from neuron_aot_runtime.contract.layout import blob_path, program_path
+from neuron_aot_runtime.contract.canonical import canonical_json, digest_bytes
+from neuron_aot_runtime.contract.layout import blob_path, bundle_path, program_path
 from neuron_aot_runtime.store import open_bundle
 
 
@@ -102,6 +103,20 @@ def test_a_failed_compile(run, compiler):
 def test_mistakes_are_told_without_a_traceback(run, arguments, code, told):
     result = run(*arguments, code=code)
     assert told in result.stderr and "Traceback" not in result.stderr and result.stdout == ""
+
+
+@pytest.mark.parametrize(("version", "which"), [(1, "an earlier"), (99, "a later")])
+def test_a_bundle_of_another_schema_version_is_told_with_what_to_do(run, version, which):
+    """Version 1 is from before tensor parallelism."""
+    run("compile", "recipe.yaml")
+    manifest = json.loads(open_bundle("store").manifest.to_json()) | {"schema_version": version}
+    data = canonical_json(manifest)
+    bundle = digest_bytes(data).removeprefix("sha256:")
+    Path("store", bundle_path(bundle)).write_bytes(data)
+    for command in ("show", "verify"):
+        told = run(command, f"store@{bundle}", code=6).stderr.replace("\n", " ")
+        assert f"{which} version of neuron-aot" in told and f"schema version {version}" in told
+        assert "compile the recipe again" in told and "Traceback" not in told
 
 
 def test_errors_are_data_too(run):
