@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..contract.buckets import bucket_distance
 from ..contract.errors import StoreError
 from ..contract.manifest import Bucket, Manifest, Program
 from ..store import Bundle, read_program
@@ -26,13 +26,8 @@ class Making:
 
 def nearest_program(manifest: Manifest, phase: str, bucket: Bucket) -> Program | None:
     """The program of the phase whose bucket is the nearest, by ratio; None when the bundle has none of the phase."""
-
-    def distance(program: Program) -> tuple[float, int, int]:
-        size, context = program.bucket.size, program.bucket.context
-        ratio = abs(math.log(size / bucket.size)) + abs(math.log(context / bucket.context))
-        return round(ratio, 9), size, context
-
-    return min((program for program in manifest.programs if program.phase == phase), key=distance, default=None)
+    held = (program for program in manifest.programs if program.phase == phase)
+    return min(held, key=lambda program: bucket_distance(program.bucket, bucket), default=None)
 
 
 def making(bundle: Bundle, missing: Sequence[tuple[str, Bucket]]) -> Making:
