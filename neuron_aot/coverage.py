@@ -47,6 +47,11 @@ class Coverage:
     reached: tuple[Reached, ...]
 
     @property
+    def missing(self) -> tuple[Reached, ...]:
+        """What cannot be served."""
+        return tuple(item for item in self.reached if item.state != "held")
+
+    @property
     def absent(self) -> tuple[Reached, ...]:
         """Programs of the bundle whose artifact the store has lost."""
         return tuple(item for item in self.reached if item.state == "no artifact")
@@ -117,7 +122,7 @@ def _reached(bundle: Bundle, serving) -> tuple[Reached, ...]:
     for phase, buckets in (("prefill", serving.prefill_buckets()), ("decode", serving.decode_buckets())):
         for bucket in buckets:
             name = program_name(phase, bucket)
-            if name in missing:
+            if (phase, bucket) in missing:
                 state = "no program"
             else:
                 state = "held" if _has_blob(bundle, artifacts[name]) else "no artifact"

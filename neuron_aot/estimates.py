@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
+from neuron_aot_runtime.contract.buckets import bucket_distance
 from neuron_aot_runtime.contract.errors import IntegrityError
 from neuron_aot_runtime.contract.manifest import Bucket
 
@@ -62,7 +62,9 @@ def estimate(samples: Iterable[Sample], phase: str, bucket: Bucket) -> Estimate 
 
     Of whatever model: time follows the number of operators, so a store that holds one family estimates best.
     """
-    near = sorted((item for item in samples if item.phase == phase), key=lambda item: _distance(item.bucket, bucket))
+    near = sorted(
+        (item for item in samples if item.phase == phase), key=lambda item: bucket_distance(item.bucket, bucket)
+    )
     if not near:
         return None
     near = near[:_NEIGHBOURS]
@@ -71,8 +73,3 @@ def estimate(samples: Iterable[Sample], phase: str, bucket: Bucket) -> Estimate 
         memory_mb=round(median(item.memory_mb for item in near)),
         nbytes=round(median(item.nbytes for item in near)),
     )
-
-
-def _distance(one: Bucket, other: Bucket) -> tuple[float, int, int]:
-    ratio = abs(math.log(one.size / other.size)) + abs(math.log(one.context / other.context))
-    return round(ratio, 9), one.size, one.context

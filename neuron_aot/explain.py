@@ -12,12 +12,11 @@ from neuron_aot_runtime.contract.errors import UsageError
 from neuron_aot_runtime.contract.manifest import Bucket, Manifest
 from neuron_aot_runtime.store import open_bundle, parse_reference
 from neuron_aot_runtime.vllm.check import COMPARED
+from neuron_aot_runtime.vllm.making import Making, making
 
 from . import keys
 from .coverage import Asked, Coverage, nearest_coverage
-from .estimates import estimate, read_samples
 from .recipe import Recipe, load_recipe
-from .store import open_store
 from .targets import CPU
 from .user_command import find_model_config, parse_command, read_model_config
 
@@ -26,12 +25,12 @@ from .user_command import find_model_config, parse_command, read_model_config
 class Explanation:
     """``built_with``: (library, here, the bundle's) that differ: a compile makes those programs again.
 
-    ``seconds``: estimated work of the missing programs, None when the store knows nothing alike.
+    ``making``: what the missing programs take; None when none is missing.
     """
 
     coverage: Coverage
     built_with: tuple[tuple[str, str, str | None], ...]
-    seconds: float | None
+    making: Making | None
     next_command: str
 
 
@@ -44,10 +43,11 @@ def explain(reference: str, wanted: Sequence[str], *, model_config: Path | None 
     store = parse_reference(reference).store
     asked, build = _asked(wanted, store, model_config)
     found = nearest_coverage(reference, asked)
+    missing = [(item.phase, Bucket(size=item.size, context=item.context)) for item in found.missing]
     return Explanation(
         coverage=found,
         built_with=_built_with(found.bundle.manifest) if build else (),
-        seconds=_seconds(found),
+        making=making(found.bundle, missing) if missing else None,
         next_command=build or f"neuron-aot show {wanted[0]}",
     )
 
@@ -105,10 +105,3 @@ def _built_with(manifest: Manifest) -> tuple[tuple[str, str, str | None], ...]:
     return tuple(
         (name, here, held.get(name)) for name, here in keys.library_versions().items() if held.get(name) != here
     )
-
-
-def _seconds(found: Coverage) -> float | None:
-    missing = [item for item in found.reached if item.state != "held"]
-    samples = read_samples(open_store(found.bundle.store_root), found.bundle.manifest.target) if missing else []
-    guesses = [estimate(samples, item.phase, Bucket(size=item.size, context=item.context)) for item in missing]
-    return sum(guess.seconds for guess in guesses) if all(guesses) else None

@@ -31,7 +31,7 @@ def coverage_command(
     config = read_model_config(find_model_config(user, model_config))
     asked = Asked(config=config, engine=user.engine, additional_config=user.additional_config)
     found = nearest_coverage(reference, asked)
-    held = sum(item.state == "held" for item in found.reached)
+    held = len(found.reached) - len(found.missing)
     if json_output:
         _output.data(
             {
@@ -46,7 +46,7 @@ def coverage_command(
                     for item in found.differences
                 ],
                 "misuse": list(found.misuse),
-                "missing": [item.name for item in found.reached if item.state != "held"],
+                "missing": [item.name for item in found.missing],
                 "seconds": round(time.monotonic() - started, 3),
                 "exit_code": found.exit_code,
             }

@@ -27,7 +27,6 @@ def explain_command(
 
     found = explain(reference, wanted, model_config=model_config)
     coverage = found.coverage
-    missing = [item.name for item in coverage.reached if item.state != "held"]
     if json_output:
         _output.data(
             {
@@ -39,24 +38,21 @@ def explain_command(
                     for item in coverage.differences
                 ],
                 "misuse": list(coverage.misuse),
-                "missing": missing,
+                "missing": [item.name for item in coverage.missing],
                 "built_with": [{"library": name, "here": here, "found": held} for name, here, held in found.built_with],
-                "estimated_seconds": found.seconds,
+                "estimated_seconds": found.making and found.making.seconds,
                 "next": found.next_command,
                 "exit_code": coverage.exit_code,
             }
         )
         return coverage.exit_code
     print(f"nearest    {coverage.bundle.reference}, bundle {coverage.bundle.bundle_id[:16]}")
-    for line in coverage.lines:
+    for line in (*coverage.lines, *([str(found.making)] if found.making else [])):
         print(f"  - {line}")
     for name, here, held in found.built_with:
         print(f"built with {name} {held}, here is {here}: a compile makes the programs again")
     if coverage.complete:
         print("it serves what is wanted: no field differs")
         return 0
-    if missing:
-        took = "unknown" if found.seconds is None else f"about {found.seconds:.0f} s of work"
-        print(f"to make    {len(missing)} programs, {took}")
     print(f"next       {found.next_command}")
     return coverage.exit_code

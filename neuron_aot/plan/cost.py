@@ -44,7 +44,9 @@ class Speed:
 
 
 #: Per core, half of the peak: AWS states 667 dense bfloat16 TFLOPS and 2.9 TB/s for a Trainium2 of 8 cores, 190 and
-#: 0.82 for a Trainium1 or Inferentia2 of 2 (aws.amazon.com/ai/machine-learning/{trainium,inferentia}). cpu: measured.
+#: 0.82 for a Trainium1 or Inferentia2 of 2 (aws.amazon.com/ai/machine-learning/{trainium,inferentia}). None is measured.
+#: cpu: 2 cores of an AMX Xeon read 269 MB of weights in a decode step of 25 ms; the FLOP/s are half of what a prefill does
+#: there. All are assumptions about the host that will serve: --tflops and --gbytes-per-second say better.
 _SPEEDS = {
     "trn1": Speed(47e12, 0.2e12),
     "inf2": Speed(47e12, 0.2e12),

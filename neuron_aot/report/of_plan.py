@@ -83,7 +83,7 @@ def _padding_by_bucket(plan: PlanDocument) -> Iterator[Bars]:
             padding = bucket * steps[bucket] - rows[bucket]
             told = f"{share(padding, rows[bucket]):.1%} in {steps[bucket]} steps" if steps[bucket] else "never runs"
             amounts.append((str(bucket), padding, told))
-        note = f"By bucket of {counted}. The bar is how many padding rows a bucket adds in all; the share is of its real ones."
+        note = f"By bucket of {counted}. The bar: padding rows that a bucket adds in all; the share: of its real ones."
         yield bars(f"Padding by bucket: {phase}", note, amounts)
 
 
@@ -91,8 +91,11 @@ def _choice(plan: PlanDocument) -> Section:
     def column(score: ScoreDocument) -> list[str]:
         lists = [", ".join(map(str, getattr(score, name))) or "max_model_len only" for name in _LISTS]
         amounts = [duration(score.compile_seconds), size(score.hbm_bytes)]
-        works = [f"{share(work, of) - 1:+.1%}" for work, of in (
-            (score.prefill_work, plan.default.prefill_work), (score.decode_work, plan.default.decode_work))]  # fmt: skip
+        pairs = (
+            (score.prefill_work, plan.default.prefill_work),
+            (score.decode_work, plan.default.decode_work),
+        )
+        works = [f"{work / default - 1:+.1%}" if default else "none" for work, default in pairs]
         return [*lists, str(score.programs), *amounts, *works]
 
     names = (*_LISTS, "programs", "compile", "device memory", "prefill work", "decode work")

@@ -1,4 +1,4 @@
-"""What a report shows, as data: sections of four kinds. ``page.html`` has one macro for each; both pages are made of them.
+"""What a report shows, as data: sections of four kinds. ``page.html`` has one macro for each kind.
 
 Shares are numbers from 0 to 1, of whatever the section is about; texts are plain, the template escapes them.
 """

@@ -1,7 +1,7 @@
 """When a bundle's programs were made, from their provenance records.
 
-A record has the end of a compile and how long it took. While one compile runs its workers are always busy, so a pause in
-which nothing is made separates two; what an earlier one made, the latest found in the store.
+A record has the end of a program's compile and how long that took. While a command compiles, its workers are busy, so a
+pause in which nothing is made separates two commands; what an earlier one made, the latest found in the store.
 """
 
 from __future__ import annotations

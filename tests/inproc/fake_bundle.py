@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from neuron_aot_runtime.contract.buckets import program_name
+from neuron_aot_runtime.contract.errors import NotFoundError
 from neuron_aot_runtime.contract.facts import fact, read_facts
 from neuron_aot_runtime.contract.manifest import (
     Artifact,
@@ -128,13 +129,21 @@ def _program(phase, bucket, serving, greedy) -> Program:
     )
 
 
+class EmptyReader:
+    """Of a store without records."""
+
+    def read(self, path: str) -> bytes:
+        raise NotFoundError(f"there is no {path}")
+
+
 class FakeBundle(SimpleNamespace):
     """What ``fetch_bundle`` returns, as far as the plugin uses it."""
 
     def __init__(self, manifest: Manifest) -> None:
         super().__init__(
-            manifest=manifest, bundle_id=manifest.bundle_id, reference=Reference("fake", "bundle"), store_root="fake"
-        )
+            manifest=manifest, bundle_id=manifest.bundle_id, reference=Reference("fake", "bundle"), store_root="fake",
+            reader=EmptyReader(),
+        )  # fmt: skip
 
     def artifact_path(self, program: Program) -> Path:
         return Path("/nonexistent", program.name)

@@ -253,7 +253,8 @@ def test_differences_come_all_at_once(serve):
     assert "max_num_seqs: wanted 8, the bundle has 4" in text
     assert "max_model_len: wanted 128, the bundle has 256" in text
     assert "num_gpu_blocks_override: wanted 64, the bundle has 30" in text
-    assert "program decode_b8_c128: not in the bundle" in text
+    assert "program decode_b8_c128: not in the bundle; the nearest is decode_b4_c128" in text
+    assert "programs, unknown work" in text, "a bundle without records"
     assert "neuron-aot compile" in text
 
 

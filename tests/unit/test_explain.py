@@ -59,7 +59,8 @@ def test_explain_names_the_nearest_bundle_its_fields_and_the_next_command(run, t
     assert data["missing"] == ["decode_b4_c256"] and data["estimated_seconds"] is not None
     assert data["next"] == "neuron-aot compile recipe.yaml --store store"
     told = run("explain", "store", "recipe.yaml", code=3).stdout
-    assert "max_num_seqs: wanted 4, the bundle has 2" in told and "to make    1 programs" in told
+    assert "max_num_seqs: wanted 4, the bundle has 2" in told and "  - to make: 1 program, about 0 s of work" in told
+    assert "program decode_b4_c256: not in the bundle; the nearest is decode_b2_c256" in told
 
     told = run("explain", "store@small", "--", *COMMAND.split(), "--max-num-seqs", "8", code=3).stdout
     assert "next       neuron-aot compile --store store --from-command 'vllm serve model" in told

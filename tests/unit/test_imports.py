@@ -47,7 +47,7 @@ TOOLCHAIN_LAYERS = {
     "reproduce": {"inspect"},
     "buckets": {"pipeline", "make", "estimates", "plan", "recipe", "schedule", "store"},
     "coverage": set(),
-    "explain": {"coverage", "estimates", "keys", "recipe", "store", "targets", "user_command"},
+    "explain": {"coverage", "keys", "recipe", "targets", "user_command"},
     "command_recipe": {"recipe", "user_command"},
     "user_command": {"serve_flags"},
     "serve_flags": set(),

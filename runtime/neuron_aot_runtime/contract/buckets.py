@@ -10,6 +10,7 @@ A decode program takes one token for each of ``size`` sequences, each with at mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from .manifest import Bucket
@@ -22,6 +23,12 @@ def program_name(phase: str, bucket: Bucket) -> str:
         if phase == "prefill"
         else f"decode_b{bucket.size}_c{bucket.context}"
     )
+
+
+def bucket_distance(one: Bucket, other: Bucket) -> tuple[float, int, int]:
+    """How far ``one`` is from ``other``, by the ratios of their sizes and contexts; of two as far, the smaller is nearer."""
+    ratio = abs(math.log(one.size / other.size)) + abs(math.log(one.context / other.context))
+    return round(ratio, 9), one.size, one.context
 
 
 def powers_of_two(first: int, last: int) -> tuple[int, ...]:

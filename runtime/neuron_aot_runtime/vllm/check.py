@@ -10,8 +10,9 @@ from ..contract.buckets import program_name
 from ..contract.errors import BundleMissError, ConfigError
 from ..contract.facts import compare_facts
 from ..contract.fields import ENGINE, check_additional_config, check_engine_values
-from ..contract.manifest import Manifest
+from ..contract.manifest import Bucket, Manifest
 from ..contract.serving import ServingConfig, resolve_serving
+from .making import nearest_program
 
 #: engine arguments that programs depend on, other than the model
 COMPARED = tuple(
@@ -43,10 +44,10 @@ class Comparison:
     differences: tuple[Difference, ...]
     serving: ServingConfig | None = None
 
-    def raise_if_any(self, *, reference: str, next_command: str) -> None:
+    def raise_if_any(self, *, reference: str, next_command: str, making: str | None = None) -> None:
         """Raises ConfigError when there is misuse, else BundleMissError when there are differences.
 
-        Either lists everything.
+        Either lists everything; the latter ends in ``making``, what building the missing programs takes.
         """
         lines = (*self.misuse, *map(str, self.differences))
         if self.misuse:
@@ -58,7 +59,7 @@ class Comparison:
         if self.differences:
             raise BundleMissError(
                 f"the bundle {reference} does not serve what was asked for: {len(lines)} difference{_s(lines)}",
-                details=lines,
+                details=(*lines, making) if making else lines,
                 next_command=next_command,
             )
 
@@ -99,12 +100,12 @@ def compare(
     return Comparison(tuple(dict.fromkeys(misuse)), tuple(differences), serving)
 
 
-def missing_programs(manifest: Manifest, serving: ServingConfig) -> list[str]:
-    """Names of the programs that the scheduler can ask for under ``serving`` and ``manifest`` does not have."""
+def missing_programs(manifest: Manifest, serving: ServingConfig) -> list[tuple[str, Bucket]]:
+    """The programs, (phase, bucket), that the scheduler can ask for under ``serving`` and ``manifest`` does not have."""
     wanted = [("prefill", bucket) for bucket in serving.prefill_buckets()]
     wanted += [("decode", bucket) for bucket in serving.decode_buckets()]
     held = {(program.phase, program.bucket) for program in manifest.programs}
-    return [program_name(*item) for item in wanted if item not in held]
+    return [item for item in wanted if item not in held]
 
 
 def _model(manifest: Manifest, config: Mapping[str, Any]) -> list[Difference]:
@@ -143,10 +144,12 @@ def _neuron(manifest: Manifest, serving: ServingConfig) -> list[Difference]:
 
 
 def _buckets(manifest: Manifest, serving: ServingConfig) -> list[Difference]:
-    return [
-        Difference(f"program {name}", True, False, f"program {name}: not in the bundle")
-        for name in missing_programs(manifest, serving)
-    ]
+    found = []
+    for phase, bucket in missing_programs(manifest, serving):
+        name, nearest = program_name(phase, bucket), nearest_program(manifest, phase, bucket)
+        text = f"program {name}: not in the bundle" + (f"; the nearest is {nearest.name}" if nearest else "")
+        found.append(Difference(f"program {name}", True, False, text))
+    return found
 
 
 def _asked_engine(manifest: Manifest, engine: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from ..contract.layout import is_bundle_id
 from ..store import Bundle
 from ..weights import check_checkpoint
 from .active import CommandLine, active_bundle, logger
-from .check import Difference, compare
+from .check import Difference, compare, missing_programs
+from .making import making
 from .requests import refusal
 
 if TYPE_CHECKING:
@@ -211,7 +212,12 @@ def _refuse_differences(vllm_config: VllmConfig) -> None:
         additional_config=vllm_config.additional_config or {},
     )
     result = replace(result, differences=(*result.differences, *_unsupported(vllm_config)))
-    result.raise_if_any(reference=str(bundle.reference), next_command=_next_command(bundle))
+    missing = missing_programs(bundle.manifest, result.serving) if result.serving else []
+    result.raise_if_any(
+        reference=str(bundle.reference),
+        next_command=_next_command(bundle),
+        making=str(making(bundle, missing)) if missing else None,
+    )
     _verify_inputs(vllm_config.model_config.model)
 
 
