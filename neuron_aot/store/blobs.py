@@ -95,7 +95,9 @@ class BlobStore:
                     raise _damaged(path, reader, digest, found)
             self.backend.replace_file(path, source)
             return
-        with storage_errors(path, str(self.work)), hold_lock(self.work / "locks" / f"{name}.lock"):
+        # Not a program's lock, whatever key a bundle may claim: a writer holds that one around this.
+        lock = self.work / "locks" / f"blob-{name}.lock"
+        with storage_errors(path, str(self.work)), hold_lock(lock):
             partial = self.work / "partial" / name
             partial.parent.mkdir(parents=True, exist_ok=True)
             download(reader, digest, size, partial)

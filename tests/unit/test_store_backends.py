@@ -15,6 +15,7 @@ from neuron_aot_runtime.store import reader as reading
 from stores import check_whole, make_bundle, new_place, read_all
 
 from neuron_aot.store import open_store
+from neuron_aot.store.archive import export_bundle, import_bundle
 from neuron_aot.store.backend import open_backend
 from neuron_aot.store.check import check_store, repair
 from neuron_aot.store.listing import list_bundles
@@ -119,18 +120,24 @@ def test_push_moves_only_what_is_missing_and_readers_get_it_whole(source, place,
     check_whole(open_store(str(tmp_path / "back")))
 
 
-def test_a_compile_against_the_store_finds_what_was_pushed(source, place, tmp_path, compiler):
+def test_a_compile_against_the_store_and_its_copies_finds_what_was_pushed(source, place, tmp_path, compiler):
     from fake_toolchain import FAKE, runs, write_recipe
 
-    from neuron_aot.pipeline import compile_recipe
+    from neuron_aot.pipeline import compile_recipe, make_plan
     from neuron_aot.recipe import load_recipe
 
     push(source, place)
     made = len(runs())
     recipe = load_recipe(write_recipe(tmp_path / "source"))
-    report = compile_recipe(recipe, open_store(place), FAKE, ref="again", jobs=1)
-    assert (report.hits, report.compiled) == (4, 0) and len(runs()) == made
-    assert read_all(place, "again") == report.bundle
+    pulled, imported = open_store(str(tmp_path / "pulled")), open_store(str(tmp_path / "imported"))
+    copy_bundle(open_bundle(f"{place}@fake/demo"), pulled)
+    export_bundle(open_bundle(f"{place}@fake/demo"), tmp_path / "bundle.tar")
+    import_bundle(tmp_path / "bundle.tar", imported)
+    for store in (open_store(place), pulled, imported):
+        assert len(make_plan(recipe, store, FAKE).found) == 4  # known by their requests: nothing is lowered
+        report = compile_recipe(recipe, store, FAKE, ref="again", jobs=1)
+        assert (report.hits, report.compiled) == (4, 0) and len(runs()) == made
+        assert read_all(store.location, "again") == report.bundle
 
 
 def test_refs_have_a_history_and_roll_back(source, place, tmp_path, compiler):
