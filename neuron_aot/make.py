@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuron_aot_runtime.contract.canonical import digest_file
-from neuron_aot_runtime.contract.errors import CompileError
+from neuron_aot_runtime.contract.errors import CompileError, TransientCompileError
 from neuron_aot_runtime.contract.layout import blob_path
 from neuron_aot_runtime.contract.manifest import Artifact
 from neuron_aot_runtime.store import FailureRecord, ProgramRecord, Provenance, RequestRecord
@@ -186,7 +186,8 @@ def _keep_failure(store: Store, key: str, error: CompilerError) -> CompileError:
                 failed_at=now(),
             )
         )
-    return CompileError(
+    kind = TransientCompileError if error.transient else CompileError
+    return kind(
         error.message,
         found=error.found,
         details=[*error.details, *_where(store, log)],
