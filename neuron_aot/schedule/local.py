@@ -151,7 +151,9 @@ class _Worker:
             return TransientCompileError(
                 f"the compile process was killed by {signal.Signals(-code).name}", next_command=again + memory
             )
-        return TransientCompileError(f"the compile process ended with exit code {code} and no result", next_command=again)
+        return TransientCompileError(
+            f"the compile process ended with exit code {code} and no result", next_command=again
+        )
 
 
 def _readable(workers: list[_Worker]) -> list[_Worker]:

@@ -21,6 +21,7 @@ TOOLCHAIN_LAYERS = {
     "cli": {
         "buckets",
         "command_recipe",
+        "compiling",
         "coverage",
         "explain",
         "inspect",
@@ -31,6 +32,7 @@ TOOLCHAIN_LAYERS = {
         "preflight",
         "recipe",
         "reproduce",
+        "schedule",
         "serving_command",
         "settings",
         "store",
@@ -46,9 +48,10 @@ TOOLCHAIN_LAYERS = {
     "command_recipe": {"recipe", "user_command"},
     "user_command": {"serve_flags"},
     "serve_flags": set(),
-    "estimates": {"store"},
+    "estimates": {"program", "store", "targets"},
     "planning": {"pipeline", "make", "plan", "recipe"},
-    "pipeline": {"make", "keys", "plan", "program", "recipe", "schedule", "settings", "store", "targets"},
+    "compiling": {"estimates", "make", "pipeline", "program", "schedule", "store"},  # pipeline: for its types only
+    "pipeline": {"compiling", "make", "keys", "plan", "program", "recipe", "schedule", "settings", "store", "targets"},
     "make": {"codegen", "keys", "lower", "models", "program", "store", "targets"},
     "execute": {"models", "program"},
     "verify": {"execute", "inspect", "keys", "make", "program", "schedule", "store", "targets"},
