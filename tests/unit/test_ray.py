@@ -1,11 +1,9 @@
-"""Compiling on a real local Ray cluster of two worker machines (processes), one of which dies."""
+"""Compiling on a real local Ray cluster of two worker nodes (processes), with one worker killed."""
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from neuron_aot.recipe import load_recipe
 from neuron_aot.schedule.executor import open_executor
 from neuron_aot.store import open_store
 
-ENGINE = {"max_model_len": 1024, "max_num_batched_tokens": 512, "max_num_seqs": 16}
+ENGINE = {"max_model_len": 1024, "max_num_batched_tokens": 512, "max_num_seqs": 32}
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch):
@@ -48,24 +46,13 @@ def cluster(compiler, monkeypatch):
 
 @pytest.mark.timeout(180)
 def test_a_worker_dies_and_the_bundle_is_complete(cluster, compiler, tmp_path):
-    compiler(seconds=0.5)
+    compiler(seconds=0.2, die_once=["decode_b8_c1024"])  # SIGKILL of the Ray worker in the middle of its compile
     recipe, store = load_recipe(write_recipe(tmp_path, engine=ENGINE)), open_store(str(tmp_path / "store"))
     retried: list[str] = []
-
-    def kill() -> None:
-        until = time.monotonic() + 90
-        while len(runs()) < 4 and time.monotonic() < until:
-            time.sleep(0.05)
-        cluster.remove_node(cluster.workers[0], allow_graceful=False)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
     progress = Progress(retried=lambda name, error: retried.append(name))
     report = compile_recipe(recipe, store, FAKE, executor=open_executor("ray"), progress=progress)
-    killer.join()
-    assert report.programs >= 12 and len(retried) == 1, (report, retried)
-    # Each was made once; only what the dead machine was at began twice, and only if its compiler had begun.
-    assert report.compiled == report.programs == len(store.names("programs"))
-    starts = Counter(runs())
-    assert {name for name, count in starts.items() if count > 1} <= set(retried) and len(starts) == report.programs
+    assert retried == ["decode_b8_c1024"]
+    assert report.programs == report.compiled == len(store.names("programs")) == 12
+    # Each was made once; only the killed one began twice.
+    assert Counter(runs()) == Counter({name: 1 + (name in retried) for name in set(runs())})
     assert compile_recipe(recipe, store, FAKE).bundle == report.bundle

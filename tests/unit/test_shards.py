@@ -24,7 +24,7 @@ from neuron_aot.schedule.memory import HostMemory
 from neuron_aot.schedule.shards import Shard, parse_shard
 from neuron_aot.store import open_store
 
-TWELVE = {"max_model_len": 1024, "max_num_batched_tokens": 512, "max_num_seqs": 16}
+TWELVE = {"max_model_len": 1024, "max_num_batched_tokens": 512, "max_num_seqs": 32}
 
 
 @pytest.fixture
