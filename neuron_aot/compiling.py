@@ -132,6 +132,7 @@ def _job(plan: Plan, program: ProgramPlan, store: Store, toolchain: Toolchain, r
         toolchain=toolchain,
         options=plan.recipe.options,
         retry_failed=retry_failed,
+        generator=toolchain.code_generator(plan.recipe.target, plan.recipe.options).identity(),
     )
 
 

@@ -142,6 +142,16 @@ def test_sources_that_change_during_a_compile_are_noticed(recipe, store):
     assert not store.root.exists()
 
 
+def test_a_worker_with_another_compiler_makes_nothing(recipe, store, compiler):
+    plan = make_plan(load_recipe(recipe), store, FAKE)
+    program, made_with = plan.misses[0], {"compiler": "fake", "version": "1"}
+    job = Job(program, plan.request_keys[program.name], plan.lowering, str(store.root), FAKE, generator=made_with)
+    compiler(version=2)
+    with pytest.raises(CompileError, match="another compiler"):
+        make_program(job, print)
+    assert not store.root.exists()
+
+
 def test_an_unwritable_store_is_told_before_any_work(recipe, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError):
