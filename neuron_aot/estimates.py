@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 
 from neuron_aot_runtime.contract.buckets import bucket_distance
 from neuron_aot_runtime.contract.errors import IntegrityError
 from neuron_aot_runtime.contract.manifest import Bucket
 
+from .program import ProgramPlan
 from .store import Store, parallel
+from .targets import CPU
 
 #: Requests in the records that are read at most; a store may hold years of them.
 _MOST_RECORDS = 2000
 _NEIGHBOURS = 3
+
+#: MB of one compile where the store knows none like it: a worker's imports and a small model's program; for Neuron what
+#: its compiler is documented to take at least.
+DEFAULT_MEMORY_MB = {CPU: 1500}
+DEFAULT_NEURON_MEMORY_MB = 8000
 
 
 @dataclass(frozen=True)
@@ -73,3 +81,37 @@ def estimate(samples: Iterable[Sample], phase: str, bucket: Bucket) -> Estimate 
         memory_mb=round(median(item.memory_mb for item in near)),
         nbytes=round(median(item.nbytes for item in near)),
     )
+
+
+def memory_needs(store: Store, programs: Sequence[ProgramPlan], target: str) -> list[int]:
+    """MB at the peak of making each program, learned from the store's past compiles, else the stated default."""
+    samples = read_samples(store, target)
+    default = DEFAULT_MEMORY_MB.get(target, DEFAULT_NEURON_MEMORY_MB)
+    guesses = [estimate_memory(samples, program.phase, program.bucket) for program in programs]
+    return [default if guess is None else guess for guess in guesses]
+
+
+def estimate_memory(samples: Iterable[Sample], phase: str, bucket: Bucket) -> int | None:
+    """The most that the nearest past compiles of the phase took, scaled to the bucket; None without any.
+
+    The scale is what the samples themselves show: memory as a power, between 0 and 1, of tokens times context.
+    """
+    known = [item for item in samples if item.phase == phase and item.memory_mb]
+    near = sorted(known, key=lambda item: bucket_distance(item.bucket, bucket))[:_NEIGHBOURS]
+    if not near:
+        return None
+    power = _power([(math.log(_volume(item.bucket)), math.log(item.memory_mb)) for item in known])
+    return round(max(item.memory_mb * (_volume(bucket) / _volume(item.bucket)) ** power for item in near))
+
+
+def _power(points: Sequence[tuple[float, float]]) -> float:
+    """The slope of the least-squares line through the points, kept between 0 and 1; 0 when all lie over one place."""
+    middle_x, middle_y = mean(x for x, _ in points), mean(y for _, y in points)
+    spread = sum((x - middle_x) ** 2 for x, _ in points)
+    if spread < 1e-9:
+        return 0.0
+    return min(max(sum((x - middle_x) * (y - middle_y) for x, y in points) / spread, 0.0), 1.0)
+
+
+def _volume(bucket: Bucket) -> int:
+    return bucket.size * bucket.context

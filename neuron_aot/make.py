@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuron_aot_runtime.contract.canonical import digest_file
-from neuron_aot_runtime.contract.errors import CompileError
+from neuron_aot_runtime.contract.errors import CompileError, TransientCompileError
 from neuron_aot_runtime.contract.layout import blob_path
 from neuron_aot_runtime.contract.manifest import Artifact
 from neuron_aot_runtime.store import FailureRecord, ProgramRecord, Provenance, RequestRecord
@@ -65,7 +65,10 @@ def default_toolchain() -> Toolchain:
 
 @dataclass(frozen=True)
 class Job:
-    """One program to make. ``retry_failed``: also when its compiler is known to refuse it."""
+    """One program to make. ``retry_failed``: also when its compiler is known to refuse it.
+
+    ``generator``: the code generator's identity that the request key was made with; a cluster's worker may have another.
+    """
 
     plan: ProgramPlan
     request_key: str
@@ -74,6 +77,7 @@ class Job:
     toolchain: Toolchain
     options: CompileOptions = field(default_factory=CompileOptions)
     retry_failed: bool = False
+    generator: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,14 @@ def make_program(job: Job, note: Callable[[str], None]) -> Made:
     if job.toolchain.lowering_identity() != job.lowering:
         # Else the key of the old sources would lead to a program of the new ones, for good.
         raise CompileError("the toolchain's own sources changed during the compile", next_command="run it again")
+    generator = job.toolchain.code_generator(job.plan.model.target, job.options)
+    if job.generator is not None and (found := generator.identity()) != job.generator:
+        raise CompileError(
+            "this worker has another compiler than the command that asked it",
+            wanted=str(job.generator),
+            found=str(found),
+            next_command="give every machine the same image, then run it again",
+        )
     store = open_store(job.store)
     with store.lock(job.request_key, lambda: note("waiting")):
         if found := store.find(job.request_key):
@@ -103,7 +115,6 @@ def make_program(job: Job, note: Callable[[str], None]) -> Made:
         started = time.monotonic()
         lowered = job.toolchain.lower_plan(job.plan)
         lower_ms = _ms_since(started)
-        generator = job.toolchain.code_generator(job.plan.model.target, job.options)
         key = keys.program_key(lowered, target=generator.target, code_generator=generator.identity())
         with store.lock(key, lambda: note("waiting")):
             record = store.program(key)
@@ -186,7 +197,8 @@ def _keep_failure(store: Store, key: str, error: CompilerError) -> CompileError:
                 failed_at=now(),
             )
         )
-    return CompileError(
+    kind = TransientCompileError if error.transient else CompileError
+    return kind(
         error.message,
         found=error.found,
         details=[*error.details, *_where(store, log)],

@@ -6,22 +6,22 @@ With nothing to do it answers in about a second: keys need no tracing, and only 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from neuron_aot_runtime.contract.errors import NeuronAotError
+from neuron_aot_runtime.contract.canonical import canonical_json
+from neuron_aot_runtime.contract.errors import BundleMissError
 from neuron_aot_runtime.contract.facts import read_facts
 from neuron_aot_runtime.contract.layout import ref_path
 from neuron_aot_runtime.contract.manifest import Manifest, MemoryBudget, Program
 from neuron_aot_runtime.store import ProgramRecord, RefRecord, RequestRecord
 
 from . import __version__, keys
-from .make import Job, Made, Toolchain, make_program
+from .compiling import Progress, RunOptions, compile_misses
+from .make import Toolchain
 from .plan import Grid, ReasonedDrop, check_budget, memory_budget, plan_programs
 from .program import ModelPlan, ProgramPlan
 from .recipe import Recipe
-from .schedule.local import Finished, Noted, default_jobs, run_tasks
+from .schedule.shards import Shard
 from .settings import read_settings
 from .store import Store
 from .targets import CPU, neuron_target
@@ -51,12 +51,26 @@ class Plan(Shapes):
         missing = [program for program in self.grid.programs if program.name not in self.found]
         return sorted(missing, key=lambda program: (program.bucket.size, program.bucket.context), reverse=True)
 
+    def only(self, shard: Shard) -> Plan:
+        """The plan of that share of the programs. It depends on the recipe alone, not on what the store has by now."""
+        order = sorted(self.grid.programs, key=lambda item: (item.bucket.size, item.bucket.context, item.name))
+        programs = tuple(shard.share(order))
+        names = {program.name for program in programs}
+        return replace(
+            self,
+            grid=replace(self.grid, programs=programs),
+            found={name: hit for name, hit in self.found.items() if name in names},
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a compile did. ``adopted``: programs whose compiler gave other bytes than the writer who was first."""
+    """What a compile did. ``adopted``: programs whose compiler gave other bytes than the writer who was first.
 
-    bundle: str
+    ``bundle``: None of a shard, which publishes none.
+    """
+
+    bundle: str | None
     ref: str | None
     programs: int
     compiled: int
@@ -64,25 +78,6 @@ class Report:
     seconds: float
     dropped: tuple[ReasonedDrop, ...] = ()
     adopted: tuple[str, ...] = ()
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a compile: ``kept`` of ``programs`` are in the store and will be found there."""
-
-    def __init__(self, kept: int, programs: int) -> None:
-        super().__init__()
-        self.kept = kept
-        self.programs = programs
-
-
-@dataclass
-class Progress:
-    """What a compile tells while it runs; each hook may be left out."""
-
-    planned: Callable[[Plan, int], None] = field(default=lambda plan, jobs: None)
-    noted: Callable[[str, str], None] = field(default=lambda name, note: None)
-    made: Callable[[str, Made], None] = field(default=lambda name, made: None)
-    failed: Callable[[str, NeuronAotError], None] = field(default=lambda name, error: None)
 
 
 def plan_shapes(recipe: Recipe, toolchain: Toolchain, *, check_memory: bool = True) -> Shapes:
@@ -157,31 +152,28 @@ def compile_recipe(
     toolchain: Toolchain,
     *,
     ref: str | None = None,
-    jobs: int | None = None,
-    retry_failed: bool = False,
     progress: Progress | None = None,
+    **options,
 ) -> Report:
-    """Compile what the store does not have and publish the bundle.
+    """Compile what the store does not have and publish the bundle; with a ``shard`` that part of the programs, and no
+    bundle. ``options`` are those of ``RunOptions``.
 
     A program that fails does not stop the others; then no bundle is published, and the error lists the failures. It
     has the type of the first of them: RecipeError, LoweringError, CompileError, StoreError. A program that its compiler
     is known to refuse fails without asking it again, unless ``retry_failed``. Raises Interrupted.
     """
     started = time.monotonic()
-    progress = progress or Progress()
+    run = RunOptions(**options)
     if ref is not None:
         ref_path(ref)  # a bad name is refused before an hour's work, not after
     plan = make_plan(recipe, store, toolchain)
-    jobs = min(jobs or default_jobs(), max(len(plan.misses), 1))
-    progress.planned(plan, jobs)
+    if run.shard is not None:
+        plan = plan.only(run.shard)
     records = [record for _, record in plan.found.values()]
     with store.leased([item.program_key for item in records], [blob.digest for item in records for blob in item.blobs]):
-        made = _compile_misses(plan, store, jobs, progress, toolchain, retry_failed) if plan.misses else {}
+        made = compile_misses(plan, store, toolchain, run, progress or Progress())
         programs = plan.found | {name: (item.request, item.record) for name, item in made.items()}
-        requests = [request.request_key for request, _ in programs.values()]
-        bundle = store.publish(bundle_manifest(plan, programs, toolchain), requests)
-        if ref is not None:
-            store.set_ref(ref, RefRecord(bundle=bundle, model=str(recipe.model)))
+        bundle = None if run.shard is not None else _publish(plan, programs, store, toolchain, ref)
     compiled = sum(item.compiled for item in made.values())
     return Report(
         bundle=bundle,
@@ -195,49 +187,37 @@ def compile_recipe(
     )
 
 
-def _compile_misses(
-    plan: Plan, store: Store, jobs: int, progress: Progress, toolchain: Toolchain, retry_failed: bool
-) -> dict[str, Made]:
-    toolchain.code_generator(plan.recipe.target, plan.recipe.options).check()
-    store.clean_litter()
-    store.require_writable()
-    names = [program.name for program in plan.misses]
-    tasks = [(make_program, (_job(plan, item, store, toolchain, retry_failed),)) for item in plan.misses]
-    made: dict[str, Made] = {}
-    failures: dict[str, NeuronAotError] = {}
-    try:
-        with closing(run_tasks(tasks, jobs=jobs)) as events:
-            for event in events:
-                name = names[event.index]
-                if isinstance(event, Noted):
-                    progress.noted(name, event.note)
-                elif isinstance(event, Finished) and event.error is None:
-                    made[name] = event.value
-                    progress.made(name, event.value)
-                elif isinstance(event, Finished):
-                    failures[name] = event.error
-                    progress.failed(name, event.error)
-    except KeyboardInterrupt:
-        # Asked of the store: a worker may have stored a program whose news did not arrive here.
-        kept = len(store.find_all(plan.request_keys.values()))
-        raise Interrupted(kept, len(plan.grid.programs)) from None
-    finally:
-        store.clean_litter()
-    if failures:
-        raise _failure(failures, len(plan.grid.programs))
-    return made
+def assemble(recipe: Recipe, store: Store, toolchain: Toolchain, *, ref: str | None, again: str) -> Report:
+    """Publish the bundle of programs that are all in the store, as shards leave them; makes none.
+
+    ``again``: the command that would make them. Raises BundleMissError naming what is missing.
+    """
+    started = time.monotonic()
+    if ref is not None:
+        ref_path(ref)
+    plan = make_plan(recipe, store, toolchain)
+    if missing := [program.name for program in plan.misses]:
+        raise BundleMissError(
+            f"{len(missing)} of {len(plan.grid.programs)} programs are not in the store {store.location}; "
+            "no bundle was published",
+            wanted=f"programs of {canonical_json(toolchain.code_generator(recipe.target, recipe.options).identity()).decode()}",
+            details=[f"program {name}: not in the store" for name in missing],
+            next_command=again,
+        )
+    bundle = _publish(plan, plan.found, store, toolchain, ref)
+    count = len(plan.found)
+    return Report(
+        bundle=bundle, ref=ref, programs=count, compiled=0, hits=count, seconds=time.monotonic() - started,
+        dropped=plan.grid.dropped,
+    )  # fmt: skip
 
 
-def _job(plan: Plan, program: ProgramPlan, store: Store, toolchain: Toolchain, retry_failed: bool = False) -> Job:
-    return Job(
-        plan=program,
-        request_key=plan.request_keys[program.name],
-        lowering=plan.lowering,
-        store=store.location,
-        toolchain=toolchain,
-        options=plan.recipe.options,
-        retry_failed=retry_failed,
-    )
+def _publish(plan: Plan, programs, store: Store, toolchain: Toolchain, ref: str | None) -> str:
+    requests = [request.request_key for request, _ in programs.values()]
+    bundle = store.publish(bundle_manifest(plan, programs, toolchain), requests)
+    if ref is not None:
+        store.set_ref(ref, RefRecord(bundle=bundle, model=str(plan.recipe.model)))
+    return bundle
 
 
 def bundle_manifest(
@@ -273,14 +253,4 @@ def bundle_manifest(
         requires=generator.requires(),
         toolchain={"neuron-aot": __version__, "code_generator": generator.name, **keys.library_versions()},
         memory=plan.memory,
-    )
-
-
-def _failure(failures: dict[str, NeuronAotError], programs: int) -> NeuronAotError:
-    first = next(iter(failures.values()))
-    details = [f"{name}: {line}" for name, error in failures.items() for line in str(error).splitlines()]
-    return type(first)(
-        f"{len(failures)} of {programs} programs failed; no bundle was published",
-        details=details,
-        next_command=f"run the same command again: the other {programs - len(failures)} are kept and will be found",
     )

@@ -55,7 +55,7 @@ def _tell(error: NeuronAotError, *, as_json: bool) -> None:
 
 
 def _interrupted(stop: KeyboardInterrupt) -> str:
-    from ..pipeline import Interrupted
+    from ..compiling import Interrupted
 
     if isinstance(stop, Interrupted):
         return (

@@ -52,6 +52,7 @@ def options(
 
 
 app.command("compile")(_errors.border(compile.compile_command))
+app.command("assemble")(_errors.border(compile.assemble_command))
 app.command("plan")(_errors.border(plan.plan_command))
 app.command("buckets")(_errors.border(buckets.buckets_command))
 app.command("coverage")(_errors.border(coverage.coverage_command))

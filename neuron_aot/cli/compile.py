@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,12 @@ def compile_command(
     store: Annotated[str, typer.Option(help="The store to compile into.")] = "./store",
     ref: Annotated[str | None, typer.Option(help="A name for the bundle, as in smollm2/demo; it is moved.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; default: one per core.")] = None,
+    executor: Annotated[str, typer.Option(help="Where programs are made: local, or ray for a cluster.")] = "local",
+    shard: Annotated[
+        str | None,
+        typer.Option(help="Make only part i of n of the programs, as in 3/8; `assemble` publishes the bundle."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Also make what is estimated not to fit into memory.")] = False,
     lnc: Annotated[int | None, typer.Option(help="Logical core size of a Neuron target, 1 or 2.")] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Ask the compiler again about programs that it refused before.")
@@ -33,6 +40,8 @@ def compile_command(
 
     from ..make import default_toolchain
     from ..pipeline import compile_recipe
+    from ..schedule.executor import EXECUTORS, open_executor
+    from ..schedule.shards import parse_shard
     from ..settings import read_settings
     from ..store import open_store
     from ._progress import compile_progress
@@ -40,31 +49,95 @@ def compile_command(
 
     if from_command is None and recipe is None:
         raise UsageError("there is nothing to compile", wanted="a RECIPE, or --from-command 'vllm serve MODEL …'")
+    if executor not in EXECUTORS:
+        raise UsageError("--executor is unknown", wanted=" | ".join(EXECUTORS), found=executor)
+    part = parse_shard(shard) if shard else None
+    if part and ref:
+        raise UsageError(
+            "a shard publishes no bundle, so --ref names nothing",
+            found=f"--shard {part} --ref {ref}",
+            next_command=f"leave --ref out, then: {_assemble(recipe, from_command, store, target, lnc)} --ref {ref}",
+        )
     loaded = command_recipe(recipe, command=from_command, target=target, lnc=lnc)
     opened, jobs = open_store(store), jobs or read_settings().workers
     if dry_run:
         return _dry_run(loaded, opened, json_output)
     with compile_progress() as progress:
         report = compile_recipe(
-            loaded, opened, default_toolchain(), ref=ref, jobs=jobs, retry_failed=retry_failed, progress=progress
-        )
-    name = f"{store}@{ref or report.bundle}"
-    _output.talk(f"{name}: {report.programs} programs, {report.compiled} compiled, {report.seconds:.2f} s")
-    if json_output:
-        _output.data(
-            {
-                "bundle": report.bundle,
-                "ref": ref,
-                "programs": report.programs,
-                "compiled": report.compiled,
-                "hits": report.hits,
-                "seconds": round(report.seconds, 3),
-                "not_reproducible": list(report.adopted),
-            }
+            loaded, opened, default_toolchain(), ref=ref, progress=progress, jobs=jobs, retry_failed=retry_failed,
+            force=force, shard=part, executor=open_executor(executor),
+        )  # fmt: skip
+    if part:
+        _output.talk(
+            f"shard {part}: {report.programs} programs, {report.compiled} compiled, {report.seconds:.2f} s; "
+            f"when all shards are done: {_assemble(recipe, from_command, store, target, lnc)}"
         )
     else:
-        print(name)
+        _tell(report, store)
+    if json_output:
+        _output.data(_as_data(report))
+    elif report.bundle:
+        print(f"{store}@{ref or report.bundle}")
     return None
+
+
+def assemble_command(
+    recipe: Annotated[Path | None, typer.Argument(help="The recipe that the shards compiled.")] = None,
+    from_command: Annotated[str | None, typer.Option(help="As for compile.")] = None,
+    target: Annotated[str | None, typer.Option(help="As for compile.")] = None,
+    store: Annotated[str, typer.Option(help="The store that the shards compiled into.")] = "./store",
+    ref: Annotated[str | None, typer.Option(help="A name for the bundle; it is moved.")] = None,
+    lnc: Annotated[int | None, typer.Option(help="As for compile.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
+) -> None:
+    """Publish the bundle of a recipe whose programs are all in the store; compile nothing. Exit code 3 when some miss."""
+    from neuron_aot_runtime.contract.errors import UsageError
+
+    from ..make import default_toolchain
+    from ..pipeline import assemble
+    from ..store import open_existing
+    from ._recipe import command_recipe
+
+    if from_command is None and recipe is None:
+        raise UsageError("there is nothing to assemble", wanted="a RECIPE, or --from-command 'vllm serve MODEL …'")
+    loaded = command_recipe(recipe, command=from_command, target=target, lnc=lnc)
+    again = _command("compile", recipe, from_command, store, target, lnc) + (f" --ref {ref}" if ref else "")
+    report = assemble(loaded, open_existing(store), default_toolchain(), ref=ref, again=again)
+    _tell(report, store)
+    if json_output:
+        _output.data(_as_data(report))
+    else:
+        print(f"{store}@{ref or report.bundle}")
+
+
+def _tell(report, store: str) -> None:
+    name = f"{store}@{report.ref or report.bundle}"
+    _output.talk(
+        f"{name}: {report.programs} programs, {report.compiled} compiled, {report.seconds:.2f} s; "
+        f"next: neuron-aot serve {name}"
+    )
+
+
+def _as_data(report) -> dict:
+    return {
+        "bundle": report.bundle,
+        "ref": report.ref,
+        "programs": report.programs,
+        "compiled": report.compiled,
+        "hits": report.hits,
+        "seconds": round(report.seconds, 3),
+        "not_reproducible": list(report.adopted),
+    }
+
+
+def _assemble(recipe, from_command, store, target, lnc) -> str:
+    return _command("assemble", recipe, from_command, store, target, lnc)
+
+
+def _command(verb: str, recipe, from_command, store, target, lnc) -> str:
+    options = {"--from-command": from_command, "--target": target, "--lnc": lnc, "--store": store}
+    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return shlex.join(["neuron-aot", verb, *([str(recipe)] if recipe else []), *words])
 
 
 def _dry_run(recipe, store, json_output: bool) -> None:

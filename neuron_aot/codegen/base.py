@@ -43,14 +43,17 @@ class CodeGenerator(Protocol):
 class CompilerError(CompileError):
     """A compiler's failure. ``log``: what it said, beside the artifact; ``code``: its error code.
 
-    ``remember``: it would fail in the same way again.
+    ``remember``: it would fail in the same way again. ``transient``: it was killed, so another try may succeed.
     """
 
     log: Path | None = None
     code: str | None = None
     remember: bool = False
+    transient: bool = False
 
-    def about(self, *, log: Path | None = None, code: str | None = None, remember: bool = False) -> CompilerError:
+    def about(
+        self, *, log: Path | None = None, code: str | None = None, remember: bool = False, transient: bool = False
+    ) -> CompilerError:
         """This error with those facts."""
-        self.log, self.code, self.remember = log, code, remember
+        self.log, self.code, self.remember, self.transient = log, code, remember, transient
         return self

@@ -190,13 +190,13 @@ def _failure(ended: Ended, log: Path, timeout: int | None) -> CompilerError:
         return CompilerError(
             f"{PROGRAM} was killed by {signal.Signals(-ended.code).name}; {peak}",
             next_command="run the same command again; nothing is remembered about this program",
-        ).about(log=log)
+        ).about(log=log, transient=True)
     if ended.code < 0 or says_out_of_memory(output):
         how = "was killed by SIGKILL, which usually means that the host ran out of memory"
         return CompilerError(
             f"{PROGRAM} {how if ended.code < 0 else 'ran out of host memory'}; {peak}",
             next_command="run the same command again with fewer --jobs, or on a host with more memory",
-        ).about(log=log)
+        ).about(log=log, transient=True)
     code = find_code(output)
     if code is None:
         lines = [line for line in output.splitlines()[2:] if line.strip()][-5:]

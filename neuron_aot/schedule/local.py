@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from neuron_aot_runtime.contract.errors import CompileError, NeuronAotError
+from neuron_aot_runtime.contract.errors import CompileError, NeuronAotError, TransientCompileError
+
+from .memory import Admission
 
 _TERMINATE_GRACE_SECONDS = 5
 _PR_SET_PDEATHSIG = 1
@@ -55,24 +57,31 @@ def default_jobs() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def run_tasks(tasks: Sequence[Task], *, jobs: int) -> Iterator[Started | Noted | Finished]:
+def run_tasks(
+    tasks: Sequence[Task], *, jobs: int, admission: Admission | None = None
+) -> Iterator[Started | Noted | Finished]:
     """Run every task in up to ``jobs`` processes, in order, and yield what happens as it happens.
+
+    With ``admission``, a task waits until it fits into memory; smaller ones behind it go first.
 
     A task is (function, arguments), picklable; it is called as ``function(*arguments, note)`` where ``note`` sends a
     Noted. Every task gets a Finished, whatever happens to others. Closing the iterator (or an interrupt) ends all
     workers.
     """
-    waiting = list(enumerate(tasks))[::-1]
+    waiting = dict(enumerate(tasks))
     workers: list[_Worker] = []
     try:
         while waiting or any(worker.task is not None for worker in workers):
             idle = [worker for worker in workers if worker.task is None]
             while waiting and (idle or len(workers) < jobs):
+                running = [worker.task for worker in workers if worker.task is not None]
+                fitting = (item for item in waiting if admission is None or admission.admits(item, running))
+                if (index := next(fitting, None)) is None:
+                    break
                 if not idle:
                     idle.append(_Worker())
                     workers.append(idle[0])
-                index, task = waiting.pop()
-                idle.pop().start(index, task)
+                idle.pop().start(index, waiting.pop(index))
                 yield Started(index)
             for worker in _readable(workers):
                 event = worker.receive()
@@ -134,15 +143,17 @@ class _Worker:
         index, self.task = self.task, None
         return index
 
-    def _death(self) -> CompileError:
+    def _death(self) -> TransientCompileError:
         code = self.process.exitcode
         again = "run the same command again: finished programs are kept"
         if code is not None and code < 0:
             memory = "; when it was for memory, with fewer --jobs" if -code == signal.SIGKILL else ""
-            return CompileError(
+            return TransientCompileError(
                 f"the compile process was killed by {signal.Signals(-code).name}", next_command=again + memory
             )
-        return CompileError(f"the compile process ended with exit code {code} and no result", next_command=again)
+        return TransientCompileError(
+            f"the compile process ended with exit code {code} and no result", next_command=again
+        )
 
 
 def _readable(workers: list[_Worker]) -> list[_Worker]:

@@ -151,10 +151,10 @@ def test_serve_takes_every_engine_argument_from_the_bundle(run, tmp_path, monkey
 
 
 def test_an_interrupt_tells_what_is_kept(run, monkeypatch):
-    from neuron_aot import pipeline
+    from neuron_aot import compiling, pipeline
 
     def interrupted(*args, **options):
-        raise pipeline.Interrupted(3, 4)
+        raise compiling.Interrupted(3, 4)
 
     monkeypatch.setattr(pipeline, "compile_recipe", interrupted)
     result = run("compile", "recipe.yaml", code=130)

@@ -6,10 +6,11 @@ import gzip
 import io
 import struct
 import tarfile
+from dataclasses import replace
 
 import pytest
-from neuron_aot_runtime.contract.errors import IntegrityError
-from neuron_aot_runtime.device.neff import read_header, read_neff
+from neuron_aot_runtime.contract.errors import IncompatibleArtifactError, IntegrityError
+from neuron_aot_runtime.device.neff import check_version, read_header, read_neff
 
 
 def make(path, *, members=None, compress=True, header_size=1024, data_size=None, cut=None):
@@ -66,3 +67,12 @@ def test_damage_inside_the_tarball_is_noticed(tmp_path):
     read_header(path)
     with pytest.raises(IntegrityError):
         read_neff(path)
+
+
+@pytest.mark.parametrize("newer", [{"package_version": 3}, {"version_major": 3}])
+def test_a_newer_format_than_the_runtime_knows_is_refused(tmp_path, newer):
+    header = read_header(make(tmp_path / "x.neff"))
+    check_version(header, "decode_b1_c256")
+    with pytest.raises(IncompatibleArtifactError, match="newer than this runtime knows") as caught:
+        check_version(replace(header, **newer), "decode_b1_c256")
+    assert "2.21" in caught.value.found and "neuron-aot-runtime" in caught.value.next_command

@@ -16,8 +16,9 @@ from neuron_aot_runtime.contract.errors import CompileError, LoweringError, Stor
 from neuron_aot_runtime.contract.layout import blob_path
 from neuron_aot_runtime.store import open_bundle
 
+from neuron_aot.compiling import Progress
 from neuron_aot.make import Job, make_program
-from neuron_aot.pipeline import Progress, compile_recipe, make_plan
+from neuron_aot.pipeline import compile_recipe, make_plan
 from neuron_aot.recipe import load_recipe
 from neuron_aot.store import open_store
 
@@ -141,6 +142,16 @@ def test_sources_that_change_during_a_compile_are_noticed(recipe, store):
     assert not store.root.exists()
 
 
+def test_a_worker_with_another_compiler_makes_nothing(recipe, store, compiler):
+    plan = make_plan(load_recipe(recipe), store, FAKE)
+    program, made_with = plan.misses[0], {"compiler": "fake", "version": "1"}
+    job = Job(program, plan.request_keys[program.name], plan.lowering, str(store.root), FAKE, generator=made_with)
+    compiler(version=2)
+    with pytest.raises(CompileError, match="another compiler"):
+        make_program(job, print)
+    assert not store.root.exists()
+
+
 def test_an_unwritable_store_is_told_before_any_work(recipe, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError):
@@ -160,7 +171,8 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from fake_toolchain import FAKE
-from neuron_aot.pipeline import Interrupted, compile_recipe
+from neuron_aot.compiling import Interrupted
+from neuron_aot.pipeline import compile_recipe
 from neuron_aot.recipe import load_recipe
 from neuron_aot.store import open_store
 
@@ -175,7 +187,8 @@ if __name__ == "__main__":
 
 def start(script: Path, recipe, store) -> subprocess.Popen:
     script.write_text(SCRIPT)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
     command = [sys.executable, str(script), str(recipe), str(store.root)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
 

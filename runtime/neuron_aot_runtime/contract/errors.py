@@ -19,6 +19,7 @@
     │       └── OfflineError                  offline mode, and the cache does not have it
     ├── LoweringError         exit 7   a model that cannot become HLO
     ├── CompileError          exit 8   a code generator that failed
+    │   └── TransientCompileError          it was killed or its worker lost: another try may succeed
     ├── DeviceError           exit 9   a device that failed or cannot run the artifact
     │   └── IncompatibleArtifactError
     └── CheckpointError       exit 10  weights that do not fit the bundle
@@ -182,6 +183,10 @@ class LoweringError(NeuronAotError):
 
 class CompileError(NeuronAotError):
     exit_code = 8
+
+
+class TransientCompileError(CompileError):
+    pass
 
 
 class DeviceError(NeuronAotError):

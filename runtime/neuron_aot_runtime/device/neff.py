@@ -16,9 +16,11 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..contract.errors import IntegrityError
+from ..contract.errors import IncompatibleArtifactError, IntegrityError
 
 HEADER_SIZE = 1024
+#: The newest format that the documents describe.
+NEWEST_PACKAGE, NEWEST_MAJOR = 2, 2
 _HEADER = struct.Struct("<QQQQQ128sI32s16s256sI64sQI468s")
 assert _HEADER.size == HEADER_SIZE
 
@@ -93,6 +95,18 @@ def read_header(path: Path) -> NeffHeader:
         build_version=_text(build), num_cores=cores, hash=digest, uuid=uuid, name=_text(name),
         requested_cores=requested, feature_bits=bits, core_size=core_size,
     )  # fmt: skip
+
+
+def check_version(header: NeffHeader, program: str) -> None:
+    """Raise IncompatibleArtifactError for a format newer than the one that this module describes."""
+    if header.package_version > NEWEST_PACKAGE or header.version_major > NEWEST_MAJOR:
+        raise IncompatibleArtifactError(
+            f"{program}: the NEFF's format is newer than this runtime knows",
+            wanted=f"package version up to {NEWEST_PACKAGE}, format up to {NEWEST_MAJOR}.x",
+            found=f"package version {header.package_version}, format {header.version}, "
+            f"built by {header.build_version or 'an unnamed version'}",
+            next_command="upgrade neuron-aot-runtime, or compile the bundle with an older neuronx-cc",
+        )
 
 
 def read_neff(path: Path) -> Neff:

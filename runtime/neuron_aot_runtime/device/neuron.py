@@ -20,7 +20,7 @@ import numpy as np
 from ..contract.errors import ConfigError, DeviceError, IncompatibleArtifactError
 from ..contract.manifest import Manifest, Program, TensorSpec
 from ..settings import VISIBLE_CORES, read_settings
-from .neff import read_header
+from .neff import check_version, read_header
 from .nrt_errors import explain
 
 TARGETS = ("inf2", "trn1", "trn1n", "trn2", "trn3")
@@ -80,6 +80,7 @@ class NeuronDevice:
 
     def load(self, manifest: Manifest, program: Program, artifact: Path) -> None:
         header = read_header(artifact)
+        check_version(header, program.name)
         wanted = int(manifest.requires.get("logical_core_size", header.core_size))
         if header.core_size not in (0, wanted):
             raise IncompatibleArtifactError(
