@@ -26,7 +26,10 @@ NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int64": "I64"}
 
 
 def write(path, tensors):
-    """A safetensors file, written from the format's description, so that reader and writer share nothing."""
+    """A safetensors file, written from the format's description, so that reader and writer share nothing.
+
+    Its tensors' data starts where a device can take it.
+    """
     header, data = {}, b""
     for name, array in tensors.items():
         raw = array.tobytes()
@@ -37,7 +40,7 @@ def write(path, tensors):
         }
         data += raw
     text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
@@ -119,22 +122,23 @@ def test_every_operation_of_the_map(weights):
         assert arrays[name].ctypes.data % ALIGNMENT == 0
 
 
-def test_each_rank_gets_its_slice(weights):
-    directory, tensors = weights
+def test_each_rank_gets_its_slice(tmp_path):
+    q, norm = np.arange(64, dtype=np.float32).reshape(8, 8), np.arange(16, dtype=np.float32)
+    write(tmp_path / "model.safetensors", {"q": q, "norm": norm})
     made = manifest(
         [
-            WeightEntry(param="rows", sources=[source("q", (8, 4), axis=0, size=4)]),
-            WeightEntry(param="columns", sources=[source("q", (8, 4), axis=1, size=2)]),
-            WeightEntry(param="norm", sources=[source("norm", (4,))]),
+            WeightEntry(param="rows", sources=[source("q", (8, 8), axis=0, size=4)]),
+            WeightEntry(param="columns", sources=[source("q", (8, 8), axis=1, size=4)]),
+            WeightEntry(param="norm", sources=[source("norm", (16,))]),
         ],
-        [("rows", (4, 4), "bfloat16"), ("columns", (8, 2), "bfloat16"), ("norm", (4,), "float32")],
+        [("rows", (4, 8), "float32"), ("columns", (8, 4), "float32"), ("norm", (16,), "float32")],
         world_size=2,
     )
     for rank in (0, 1):
-        arrays, report = load(made, directory, rank)
-        np.testing.assert_array_equal(arrays["rows"], tensors["q"][4 * rank : 4 * rank + 4])
-        np.testing.assert_array_equal(arrays["columns"], tensors["q"][:, 2 * rank : 2 * rank + 2])
-        np.testing.assert_array_equal(arrays["norm"], tensors["norm"])
+        arrays, report = load(made, tmp_path, rank)
+        np.testing.assert_array_equal(arrays["rows"], q[4 * rank : 4 * rank + 4])
+        np.testing.assert_array_equal(arrays["columns"], q[:, 4 * rank : 4 * rank + 4])
+        np.testing.assert_array_equal(arrays["norm"], norm)
         assert report.copied == arrays["columns"].nbytes, "only the strided slice is copied"
 
 
