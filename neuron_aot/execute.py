@@ -1,4 +1,5 @@
-"""Runs programs on seeded inputs and compares them with their PyTorch definition; any target's module, on the cpu.
+"""Runs programs on seeded inputs and compares them with their PyTorch definition; any target's module, on the cpu, all
+ranks in one process.
 
 The definition runs in float32 on the same values, so a bfloat16 program is measured against the truth rather than
 against another rounding of it; how far PyTorch's own bfloat16 run is from it tells how far the program may be. Compared
@@ -10,12 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import torch
-from neuron_aot_runtime.contract.manifest import Manifest, Program, TensorSpec
-from neuron_aot_runtime.device.cpu import CpuDevice
+from neuron_aot_runtime.contract.manifest import RANK_INPUT, Manifest, Program, TensorSpec
+from neuron_aot_runtime.weights import read_param
 
+from .local_ranks import LocalRanks
 from .models import family
+from .models.collectives import run_ranks
 from .program import ModelLayout, ProgramPlan
 
 # Relative error in the Euclidean norm, of the worst tensor. Float32 sums in another order give about 3e-6 over 30
@@ -39,79 +43,116 @@ class Comparison:
 
 
 class ProgramChecker:
-    """Seeded weights on a cpu device, shared by the programs of one bundle."""
+    """A checkpoint of seeded weights, divided over all ranks of one bundle, and shared by its programs."""
 
     def __init__(self, manifest: Manifest, layout: ModelLayout, *, seed: int = 0) -> None:
         self._manifest = manifest
         self._layout = layout
         self._generator = torch.Generator().manual_seed(seed)
-        self._weights = {spec.name: self._random_param(spec) for spec in layout.params}
-        self._device = CpuDevice()
-        for spec in layout.params:
-            self._device.put_param(spec, self.params[spec.name])
+        checkpoint = _RandomCheckpoint(layout, self._generator)
+        self._weights = [self._read_weights(checkpoint, rank) for rank in range(manifest.world_size)]
+        self._ranks = LocalRanks(self._weights)
 
     @property
     def params(self) -> dict[str, np.ndarray]:
-        """The seeded weights, as a device takes them."""
-        return {name: to_numpy(tensor) for name, tensor in self._weights.items()}
+        """The first rank's seeded weights, as a device takes them."""
+        return {name: to_numpy(tensor) for name, tensor in self._weights[0].items()}
 
     def check(self, plan: ProgramPlan, program: Program, artifact: Path) -> Comparison:
         """Run ``program`` (``artifact``: its verified file) and the family's definition on the same random tensors.
 
         Raises the device's errors.
         """
-        self._device.load(self._manifest, program, artifact)
-        states = {spec.name: self._random_state(spec) for spec in self._layout.states}
-        for spec in self._layout.states:
-            self._device.put_state(spec, to_numpy(states[spec.name], bits=spec.dtype == "uint16").copy())
-        inputs = random_inputs(plan, self._layout.spec.vocab_size)
-        found = self._device.execute(program.name, inputs)
+        states = [
+            {spec.name: self._random_state(spec) for spec in self._layout.states}
+            for _ in range(self._manifest.world_size)
+        ]
+        inputs = [
+            {name: torch.from_numpy(array) for name, array in step.items()}
+            for step in (
+                random_inputs(plan, self._layout.spec.vocab_size, rank) for rank in range(self._manifest.world_size)
+            )
+        ]
+        stored = [{name: self._stored(state) for name, state in rank.items()} for rank in states]
+        found = self._ranks.run(self._manifest, program, artifact, stored, inputs)
 
+        wanted = self._definition(plan, states, inputs, torch.float32)
+        tolerance = FLOAT32_TOLERANCE
+        if plan.model.dtype != "float32":
+            narrow = self._definition(plan, states, inputs, None)
+            errors = (_largest_error(outputs["logits"], written, whole)
+                      for (outputs, written), whole in zip(narrow, wanted, strict=True))  # fmt: skip
+            tolerance = NARROW_TOLERANCE * max(errors)
+        errors = [self._error(tensors, whole) for tensors, whole in zip(found, wanted, strict=True)]
+        return Comparison(program=program.name, error=max(errors), tolerance=tolerance)
+
+    def _definition(self, plan: ProgramPlan, states: list, inputs: list, dtype: torch.dtype | None) -> list:
+        """(outputs, written states) of each rank by the family's definition, in ``dtype`` (None: the model's own)."""
         logits_plan = replace(plan, model=replace(plan.model, greedy=False))
         definition, *_ = family(plan.model.architecture).program(logits_plan)
-        steps = {name: torch.from_numpy(array) for name, array in inputs.items()}
-        with torch.no_grad():
-            wanted = definition(_float32(self._weights), _float32(states), steps)
-            tolerance = FLOAT32_TOLERANCE
-            if plan.model.dtype != "float32":
-                outputs, written = definition(self._weights, states, steps)
-                tolerance = NARROW_TOLERANCE * _largest_error(outputs["logits"], written, wanted)
-        written = {spec.name: self._read_state(spec) for spec in self._layout.states}
-        if "logits" in found:
-            error = _largest_error(torch.tensor(found["logits"]), written, wanted)
-        else:
-            error = _largest_error(None, written, wanted)
-            error = max(error, _regret(torch.tensor(found["tokens"]), wanted[0]["logits"]))
-        return Comparison(program=program.name, error=error, tolerance=tolerance)
 
-    def close(self) -> None:
-        self._device.close()
+        def run(rank: int):
+            with torch.no_grad():
+                return definition(_cast(self._weights[rank], dtype), _cast(states[rank], dtype), inputs[rank])
 
-    def _read_state(self, spec: TensorSpec) -> torch.Tensor:
-        state = self._device.read_state(spec.name)
-        bits = state.view(np.uint16) if state.dtype.itemsize == 2 else state
-        return torch.from_numpy(bits).view(self._kv_dtype)
+        return run_ranks(self._manifest.world_size, run)
 
-    def _random_param(self, spec: TensorSpec) -> torch.Tensor:
-        """Small random matrices and ones-like vectors: activations keep their size through any number of layers."""
-        noise = torch.randn(spec.shape, generator=self._generator)
-        scaled = noise * spec.shape[-1] ** -0.5 if len(spec.shape) > 1 else 1 + 0.1 * noise
-        return scaled.to(getattr(torch, spec.dtype))
+    def _error(self, found: dict[str, torch.Tensor], wanted: tuple[dict, dict]) -> float:
+        """The largest error of one rank's outputs and states."""
+        written = {spec.name: found[spec.name].view(self._kv_dtype) for spec in self._layout.states}
+        error = _largest_error(found.get("logits"), written, wanted)
+        return max(error, _regret(found["tokens"], wanted[0]["logits"])) if "tokens" in found else error
+
+    def _read_weights(self, checkpoint: _RandomCheckpoint, rank: int) -> dict[str, torch.Tensor]:
+        weights = {}
+        for spec, entry in zip(self._layout.params, self._layout.weight_map, strict=True):
+            array, _ = read_param(checkpoint, entry, spec, rank)
+            weights[spec.name] = to_torch(array)
+        return weights
 
     def _random_state(self, spec: TensorSpec) -> torch.Tensor:
         return torch.randn(spec.shape, generator=self._generator).to(self._kv_dtype)
+
+    def _stored(self, state: torch.Tensor) -> torch.Tensor:
+        """A state as programs take it, which may be as raw bits."""
+        return state.view(getattr(torch, self._layout.states[0].dtype))
 
     @property
     def _kv_dtype(self) -> torch.dtype:
         return getattr(torch, self._layout.kv_cache.dtype)
 
+    def close(self) -> None:
+        self._ranks = None
 
-def random_inputs(plan: ProgramPlan, vocab_size: int) -> dict[str, np.ndarray]:
-    """One step as the runner would make it: distinct blocks, and one padding token or row where there is room."""
+
+class _RandomCheckpoint:
+    """Small random matrices and ones-like vectors: activations keep their size through any number of layers.
+
+    ``array``, as of ``neuron_aot_runtime.checkpoint.Checkpoint``: each tensor is made once, when it is first read.
+    """
+
+    def __init__(self, layout: ModelLayout, generator: torch.Generator) -> None:
+        self._shapes = {source.tensor: source.shape for entry in layout.weight_map for source in entry.sources}
+        self._dtype = getattr(torch, layout.params[0].dtype)
+        self._generator = generator
+        self._made: dict[str, np.ndarray] = {}
+
+    def array(self, name: str) -> np.ndarray:
+        if name not in self._made:
+            shape = self._shapes[name]
+            noise = torch.randn(shape, generator=self._generator)
+            scaled = noise * shape[-1] ** -0.5 if len(shape) > 1 else 1 + 0.1 * noise
+            self._made[name] = to_numpy(scaled.to(self._dtype))
+        return self._made[name]
+
+
+def random_inputs(plan: ProgramPlan, vocab_size: int, rank: int = 0) -> dict[str, np.ndarray]:
+    """One step as ``rank`` would get it: distinct blocks, and one padding token or row where there is room."""
     rng = np.random.default_rng((plan.bucket.size, plan.bucket.context))
     size, blocks = plan.bucket.size, -(-plan.bucket.context // plan.model.block_size)
     tokens = rng.integers(0, vocab_size, size, dtype=np.int32)
     pool = rng.permutation(np.arange(1, plan.model.num_blocks, dtype=np.int32))
+    own = {RANK_INPUT: np.array([rank], np.int32)} if plan.model.world_size > 1 else {}
     if plan.phase == "prefill":
         valid = max(1, size - 1)
         computed = rng.integers(0, plan.bucket.context - valid + 1, 1, dtype=np.int32)
@@ -120,26 +161,31 @@ def random_inputs(plan: ProgramPlan, vocab_size: int) -> dict[str, np.ndarray]:
             "num_computed_tokens": computed,
             "num_tokens": np.array([valid], np.int32),
             "block_table": np.resize(pool, blocks),
+            **own,
         }
     positions = rng.integers(0, plan.bucket.context, size, dtype=np.int32)
     tables = np.resize(pool, (size, blocks))
     if size > 1:
         positions[-1], tables[-1] = 0, 0
-    return {"token_ids": tokens, "positions": positions, "block_tables": tables}
+    return {"token_ids": tokens, "positions": positions, "block_tables": tables, **own}
 
 
-def to_numpy(tensor: torch.Tensor, *, bits: bool = False) -> np.ndarray:
-    """A tensor's memory as numpy sees it: bfloat16 as ``ml_dtypes.bfloat16``, or as uint16 with ``bits``."""
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor's memory as numpy sees it: bfloat16 as ``ml_dtypes.bfloat16``."""
     if tensor.dtype != torch.bfloat16:
         return tensor.numpy()
-    import ml_dtypes
-
-    raw = tensor.view(torch.uint16).numpy()
-    return raw if bits else raw.view(ml_dtypes.bfloat16)
+    return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
 
 
-def _float32(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.float() for name, tensor in tensors.items()}
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    """The inverse of ``to_numpy``."""
+    if array.dtype != ml_dtypes.bfloat16:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+
+
+def _cast(tensors: dict[str, torch.Tensor], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(dtype or tensor.dtype) for name, tensor in tensors.items()}
 
 
 def _largest_error(logits: torch.Tensor | None, states: dict[str, torch.Tensor], wanted: tuple[dict, dict]) -> float:

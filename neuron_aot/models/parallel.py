@@ -61,7 +61,10 @@ class Ranks:
         return total if bias is None else total + bias
 
     def sample(self, logits: Tensor, vocab_size: int, *, greedy: bool) -> dict[str, Tensor]:
-        """The program's outputs, of this rank's logits [R, v]: see ``blocks.sample``. Greedy, no logits are gathered."""
+        """The program's outputs, of this rank's logits [R, v]: see ``blocks.sample``.
+
+        Greedy, no logits are gathered: each rank gives its largest logit and that one's token id, as a pair of float32.
+        """
         if self._world == 1:
             return blocks.sample(logits, greedy=greedy)
         if not greedy:

@@ -76,10 +76,12 @@ def _reduce_scatter(x, result, dim, world_size):
 
 
 def _all_to_all(x, result, split_dim, concat_dim, world_size):
-    return stablehlo.AllToAllOp(
-        [result], [x], split_dimension=split_dim, concat_dimension=concat_dim, split_count=world_size,
+    operation = stablehlo.AllToAllOp(
+        [x], split_dimension=split_dim, concat_dimension=concat_dim, split_count=world_size,
         replica_groups=_groups(world_size),
     )  # fmt: skip
+    assert operation.results[0].type == result, "StableHLO infers this one's result itself"
+    return operation
 
 
 RULES = {
