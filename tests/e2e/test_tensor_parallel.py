@@ -1,6 +1,5 @@
 """Several ranks through vLLM's worker processes: the tokens of one rank; and how an engine of several ranks ends."""
 
-import json
 import random
 
 import pytest
