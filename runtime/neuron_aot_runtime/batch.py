@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .contract.buckets import round_up, smallest_fitting
-from .contract.manifest import Manifest, Program
+from .contract.manifest import RANK_INPUT, Manifest, Program
 
 Inputs = dict[str, np.ndarray]
 
@@ -135,7 +135,8 @@ def padding_inputs(program: Program) -> Inputs:
 
 
 def _allocate(program: Program) -> Inputs:
-    return {spec.name: np.zeros(spec.shape, np.dtype(spec.dtype)) for spec in program.inputs}
+    specs = (spec for spec in program.inputs if spec.name != RANK_INPUT)  # which the device fills
+    return {spec.name: np.zeros(spec.shape, np.dtype(spec.dtype)) for spec in specs}
 
 
 def _fill_row(table_m: np.ndarray, blocks_M: np.ndarray) -> None:

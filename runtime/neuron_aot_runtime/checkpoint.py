@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +43,18 @@ class TensorEntry:
     start: int
     stop: int
 
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
+
 
 class Checkpoint:
-    """The tensors of one checkpoint directory, by name. Opening reads headers only."""
+    """The tensors of one checkpoint directory, by name. Opening reads headers only. For several threads."""
 
     def __init__(self, tensors: Mapping[str, TensorEntry]) -> None:
         self.tensors = tensors
         self._maps: dict[Path, mmap.mmap] = {}
+        self._lock = threading.Lock()
 
     def array(self, name: str) -> np.ndarray:
         """A view of the whole tensor ``name``, which keeps the file mapped. Raises KeyError, OSError.
@@ -59,11 +65,24 @@ class Checkpoint:
         flat = np.frombuffer(self._map(entry.path), np.uint8, entry.stop - entry.start, entry.start)
         return flat.view(entry.dtype).reshape(entry.shape)
 
+    def forget(self, name: str, first: int, last: int) -> None:
+        """Give back the memory that reading bytes [first, last) of the tensor ``name`` has taken; views stay valid.
+
+        Without it a file's pages count as this process's until the host runs short of memory.
+        """
+        entry = self.tensors[name]
+        start = (entry.start + first) // mmap.PAGESIZE * mmap.PAGESIZE
+        stop = entry.start + last
+        if stop > start:
+            # Nobody writes to a view, so dropped pages are read again, if at all, as they were.
+            self._map(entry.path).madvise(mmap.MADV_DONTNEED, start, stop - start)
+
     def _map(self, path: Path) -> mmap.mmap:
-        if path not in self._maps:
-            with open(path, "rb") as file:
-                self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return self._maps[path]
+        with self._lock:
+            if path not in self._maps:
+                with open(path, "rb") as file:
+                    self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            return self._maps[path]
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:

@@ -20,6 +20,7 @@ CACHE = "NEURON_AOT_CACHE"
 CACHE_SIZE = "NEURON_AOT_CACHE_SIZE"
 OFFLINE = "NEURON_AOT_OFFLINE"
 TRUST = "NEURON_AOT_TRUST"
+_XLA_THREADS = "NPROC"
 _LOG_LEVEL = "VLLM_NEURON_LOG_LEVEL"
 _METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -101,6 +102,11 @@ def _bytes(name: str, text: str) -> int:
     if match is None:
         raise ConfigError(f"{name} is a size in bytes", wanted="a number with kB, MB, GB or TB", found=repr(text))
     return int(match[1]) * 1000 ** ("kMGT".find(match[2]) + 1 if match[2] else 0)
+
+
+def share_threads(processes: int, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Give XLA's client in this process its part of the host's cores, unless the user has said how many (NPROC)."""
+    environ.setdefault(_XLA_THREADS, str(max(1, len(os.sched_getaffinity(0)) // processes)))
 
 
 def set_vllm_defaults(environ: MutableMapping[str, str] = os.environ) -> None:

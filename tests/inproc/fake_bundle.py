@@ -154,6 +154,7 @@ class FakeDevice:
 
     target = "fake"
     loads_while_serving = True
+    keeps_params = True
 
     def __init__(self) -> None:
         self.programs: dict[str, Program] = {}

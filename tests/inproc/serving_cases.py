@@ -39,7 +39,7 @@ def serve(model, monkeypatch):
         bundle = FakeBundle(manifest or make_manifest())
         machine = FakeDevice()
         monkeypatch.setattr(active, "fetch_bundle", lambda reference: bundle)
-        monkeypatch.setattr(device, "open_device", lambda target, local_rank=0: machine)
+        monkeypatch.setattr(device, "open_device", lambda target, place=None: machine)
         active.open_once.cache_clear()
         platform._verify_inputs.cache_clear()
         engine = {name: value for name, value in bundle.manifest.serving.engine.items()}

@@ -78,14 +78,15 @@ TOOLCHAIN_LAYERS = {
     "recipe": {"targets"},
 }
 RUNTIME_LAYERS = {
-    "vllm": {"store", "weights", "checkpoint", "batch", "loader", "settings", "device", "contract"},
+    "vllm": {"store", "weights", "checkpoint", "batch", "loader", "settings", "device", "ranks", "contract"},
     "store": {"settings", "contract"},
     "weights": {"arrays", "checkpoint", "contract"},
     "checkpoint": {"contract"},
     "batch": {"contract"},
     "loader": {"contract"},
     "settings": {"contract"},
-    "device": {"arrays", "contract", "settings"},
+    "device": {"arrays", "contract", "ranks", "settings"},
+    "ranks": {"contract", "store"},
     "arrays": set(),
     "contract": set(),
 }

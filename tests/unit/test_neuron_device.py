@@ -178,14 +178,18 @@ def test_every_status_has_a_meaning_and_an_advice():
 
 
 def test_ranks_take_the_visible_cores_in_order(monkeypatch):
-    assert neuron.NeuronDevice("trn2", local_rank=3)._core() == 3
+    def core(rank, given=None):
+        return neuron.NeuronDevice("trn2", devices.Place(rank=rank, world_size=4, core=given))._core()
+
+    assert core(3) == 3
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "4-6, 9")
-    assert [neuron.NeuronDevice("trn2", local_rank=rank)._core() for rank in range(4)] == [4, 5, 6, 9]
-    with pytest.raises(ConfigError, match="rank 4 has no core"):
-        neuron.NeuronDevice("trn2", local_rank=4)._core()
+    assert [core(rank) for rank in range(4)] == [4, 5, 6, 9]
+    assert core(0, given=6) == 6
+    with pytest.raises(ConfigError, match="no core for rank 4"):
+        core(4)
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "all")
     with pytest.raises(ConfigError, match="names no cores"):
-        neuron.NeuronDevice("trn2")._core()
+        core(0)
 
 
 def test_a_host_without_the_runtime_or_with_other_cores_is_refused(monkeypatch):

@@ -1,5 +1,7 @@
 import json
 import struct
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -26,7 +28,10 @@ NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int64": "I64"}
 
 
 def write(path, tensors):
-    """A safetensors file, written from the format's description, so that reader and writer share nothing."""
+    """A safetensors file, written from the format's description, so that reader and writer share nothing.
+
+    Its tensors' data starts where a device can take it.
+    """
     header, data = {}, b""
     for name, array in tensors.items():
         raw = array.tobytes()
@@ -36,9 +41,14 @@ def write(path, tensors):
             "data_offsets": [len(data), len(data) + len(raw)],
         }
         data += raw
+    path.write_bytes(head(header) + data)
+
+
+def head(header):
+    """What precedes the data of a safetensors file."""
     text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
 
 
 def source(name, shape, **shard):
@@ -119,22 +129,23 @@ def test_every_operation_of_the_map(weights):
         assert arrays[name].ctypes.data % ALIGNMENT == 0
 
 
-def test_each_rank_gets_its_slice(weights):
-    directory, tensors = weights
+def test_each_rank_gets_its_slice(tmp_path):
+    q, norm = np.arange(64, dtype=np.float32).reshape(8, 8), np.arange(16, dtype=np.float32)
+    write(tmp_path / "model.safetensors", {"q": q, "norm": norm})
     made = manifest(
         [
-            WeightEntry(param="rows", sources=[source("q", (8, 4), axis=0, size=4)]),
-            WeightEntry(param="columns", sources=[source("q", (8, 4), axis=1, size=2)]),
-            WeightEntry(param="norm", sources=[source("norm", (4,))]),
+            WeightEntry(param="rows", sources=[source("q", (8, 8), axis=0, size=4)]),
+            WeightEntry(param="columns", sources=[source("q", (8, 8), axis=1, size=4)]),
+            WeightEntry(param="norm", sources=[source("norm", (16,))]),
         ],
-        [("rows", (4, 4), "bfloat16"), ("columns", (8, 2), "bfloat16"), ("norm", (4,), "float32")],
+        [("rows", (4, 8), "float32"), ("columns", (8, 4), "float32"), ("norm", (16,), "float32")],
         world_size=2,
     )
     for rank in (0, 1):
-        arrays, report = load(made, directory, rank)
-        np.testing.assert_array_equal(arrays["rows"], tensors["q"][4 * rank : 4 * rank + 4])
-        np.testing.assert_array_equal(arrays["columns"], tensors["q"][:, 2 * rank : 2 * rank + 2])
-        np.testing.assert_array_equal(arrays["norm"], tensors["norm"])
+        arrays, report = load(made, tmp_path, rank)
+        np.testing.assert_array_equal(arrays["rows"], q[4 * rank : 4 * rank + 4])
+        np.testing.assert_array_equal(arrays["columns"], q[:, 4 * rank : 4 * rank + 4])
+        np.testing.assert_array_equal(arrays["norm"], norm)
         assert report.copied == arrays["columns"].nbytes, "only the strided slice is copied"
 
 
@@ -295,3 +306,38 @@ def test_what_the_safetensors_package_writes_is_read(tmp_path):
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.array("x").view(np.uint16).tobytes() == tensor.view(torch.uint16).numpy().tobytes()
     assert checkpoint.array("y").tolist() == [0, 1, 2]
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from neuron_aot_runtime.contract.manifest import Manifest
+from neuron_aot_runtime.weights import load_weights
+
+def peak():
+    (line,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+made, kept = Manifest.model_validate_json(Path(sys.argv[1], "manifest.json").read_bytes()), []
+before = peak()
+load_weights(made, Path(sys.argv[1]), rank=3, put=lambda spec, array: kept.append(array))
+print(peak() - before, sum(array.nbytes for array in kept))
+"""
+
+
+def test_a_rank_needs_memory_for_its_shard_and_not_for_the_checkpoint(tmp_path):
+    side, ranks, count = 4096, 8, 6  # 64 MiB a tensor, 8 of them a rank's
+    part, size, header, entries, params = side // ranks, side * side * 4, {}, [], []
+    for index in range(count):
+        name, axis = f"t{index}", index % 2
+        header[name] = {"dtype": "F32", "shape": [side, side], "data_offsets": [index * size, (index + 1) * size]}
+        entries.append(WeightEntry(param=name, sources=[source(name, (side, side), axis=axis, size=part)]))
+        params.append((name, (side, part) if axis else (part, side), "float32"))
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        start = file.write(head(header))
+        file.truncate(start + count * size)  # zeros that take no disk
+    (tmp_path / "manifest.json").write_bytes(manifest(entries, params, world_size=ranks).to_json())
+    command = [sys.executable, "-c", MEASURE, str(tmp_path)]
+    grown, shard = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert shard == count * side * part * 4
+    assert grown < shard + 96 * 2**20, f"{grown / 2**20:.0f} MiB for a shard of {shard / 2**20:.0f}"

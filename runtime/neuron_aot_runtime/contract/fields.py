@@ -91,7 +91,7 @@ ENGINE: dict[str, Field] = {
         "enable_flashinfer_autotune disable_custom_all_reduce disable_cascade_attn optimization_level "
         "enable_cumem_allocator enable_nccl_comm_suspend enable_shm_tensor_arena gdn_prefill_backend "
         "kda_prefill_backend kda_decode_backend disable_nccl_for_dp_synchronization"),
-    **_irrelevant("read only together with data_parallel_size, which is refused", "data_parallel_rank "
+    **_irrelevant("a replica is an engine of its own, with all of the bundle's ranks", "data_parallel_size data_parallel_rank "
         "data_parallel_start_rank data_parallel_size_local data_parallel_address data_parallel_rpc_port "
         "data_parallel_hybrid_lb data_parallel_external_lb data_parallel_multi_port_external_lb "
         "data_parallel_backend dp_sync_interval"),
@@ -125,7 +125,7 @@ ENGINE: dict[str, Field] = {
         "max_cudagraph_capture_size", enable_trace_replay=False),
     **_refused("the plugin brings its own worker and scheduler", "scheduler_cls", worker_cls="auto"),
     **_refused("only tensor parallelism is compiled", pipeline_parallel_size=1, prefill_context_parallel_size=1,
-        decode_context_parallel_size=1, data_parallel_size=1, nnodes=1, node_rank=0, enable_hc_sp=False,
+        decode_context_parallel_size=1, nnodes=1, node_rank=0, enable_hc_sp=False,
         enable_expert_parallel=False, enable_elastic_ep=False, enable_eplb=False, enable_dbo=False),
     **_refused("programs return logits or greedy tokens of the whole batch", "aux_output_config watermark_config",
         enable_batch_sharded_sampling=False, return_sampling_mask=False, enable_return_routed_experts=False),

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from .base import Device
+from .base import ALONE, Device, Place
 
-__all__ = ["Device", "open_device"]
+__all__ = ["Device", "Place", "open_device"]
 
 
-def open_device(target: str, *, local_rank: int = 0) -> Device:
-    """The device for a bundle's target. Raises IncompatibleArtifactError for a target this host cannot be."""
+def open_device(target: str, place: Place = ALONE) -> Device:
+    """The device for a bundle's target, as the rank that ``place`` says.
+
+    Raises IncompatibleArtifactError for a target this host cannot be.
+    """
     from ..contract.errors import IncompatibleArtifactError
 
     if target == "cpu":
         from .cpu import CpuDevice
 
-        return CpuDevice()
+        return CpuDevice(place)
     from .neuron import TARGETS, NeuronDevice
 
     if target in TARGETS:
-        return NeuronDevice(target, local_rank=local_rank)
+        return NeuronDevice(target, place)
     raise IncompatibleArtifactError(
         f"this runtime has no device for target {target!r}",
         wanted=target,

@@ -6,7 +6,6 @@ program overwrites it in place (its buffers are donated).
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,10 @@ import numpy as np
 
 from ..arrays import aligned, aligned_zeros, numpy_dtype
 from ..contract.errors import DeviceError, IncompatibleArtifactError
-from ..contract.manifest import Manifest, Program, TensorSpec
+from ..contract.manifest import RANK_INPUT, Manifest, Program, TensorSpec
 from . import xla_artifact
+from .base import ALONE, Place
+from .cpu_client import CpuClient
 from .cpu_features import missing_features
 
 
@@ -40,10 +41,11 @@ class CpuDevice:
 
     target = "cpu"
     loads_while_serving = True
+    keeps_params = True
 
-    def __init__(self) -> None:
-        self._client = None
-        self._device = None
+    def __init__(self, place: Place = ALONE) -> None:
+        self._place = place
+        self._client: CpuClient | None = None
         self._programs: dict[str, _Loaded] = {}
         self._params: dict[str, object] = {}
         self._states: dict[str, object] = {}
@@ -67,20 +69,20 @@ class CpuDevice:
         header, payload = xla_artifact.unpack(artifact)
         self.check(header)
         _check_signature(header["signature"], manifest, program)
-        client = self._open()
-        from jaxlib import xla_client
-
         try:
-            executable = client.deserialize_executable(payload, xla_client.DeviceList((self._device,)))
+            executable = self._open().deserialize(payload)
         except RuntimeError as error:  # XlaRuntimeError is one
             raise IncompatibleArtifactError(
                 f"{program.name}: XLA cannot load the artifact", found=str(error)
             ) from error
         inputs = {spec.name: aligned_zeros(spec.shape, numpy_dtype(spec.dtype)) for spec in program.inputs}
+        buffers = [self._to_buffer(array) for array in inputs.values()]
+        if manifest.world_size > 1:
+            inputs.pop(RANK_INPUT)[:] = self._place.rank
         self._programs[program.name] = _Loaded(
             executable=executable,
             inputs=inputs,
-            input_buffers=[self._to_buffer(array) for array in inputs.values()],
+            input_buffers=buffers,
             outputs=tuple(spec.name for spec in program.outputs),
             params=tuple(spec.name for spec in manifest.params),
             states=tuple(spec.name for spec in manifest.states),
@@ -107,9 +109,11 @@ class CpuDevice:
             arrays = [shards[0] for shards in results]
             self._states.update(zip(program.states, arrays[len(program.outputs) :], strict=True))
             # Reading waits for the whole program: the inputs' memory is free again afterwards.
-            return {
+            outputs = {
                 output: np.asarray(memoryview(array)) for output, array in zip(program.outputs, arrays, strict=False)
             }
+            self._client.connected()
+            return outputs
         except RuntimeError as error:  # XlaRuntimeError is one
             raise DeviceError(f"{name}: the program failed on the cpu device", found=str(error)) from error
 
@@ -137,20 +141,16 @@ class CpuDevice:
     def close(self) -> None:
         for held in (self._programs, self._params, self._states):
             held.clear()
-        self._client = self._device = None
+        self._client = None
 
-    def _open(self):
+    def _open(self) -> CpuClient:
         if self._client is None:
-            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else XLA logs each client at INFO
-            from jaxlib import xla_client
-
-            self._client = xla_client.make_cpu_client()
-            (self._device,) = self._client.local_devices()
+            self._client = CpuClient(self._place.ranks)
         return self._client
 
     def _to_buffer(self, array: np.ndarray):
         """A PJRT buffer over ``array``'s own memory."""
-        self._open()
+        device = self._open().device
         from jaxlib import _jax
 
         # Each import of a dlpack tries to import jax, which would cost 0.3 s once where it is installed and a
@@ -159,7 +159,7 @@ class CpuDevice:
         if hidden:
             sys.modules["jax"] = None
         try:
-            return _jax.dlpack_managed_tensor_to_buffer(_dlpack(array), self._device, None, None)
+            return _jax.dlpack_managed_tensor_to_buffer(_dlpack(array), device, None, None)
         finally:
             if hidden:
                 del sys.modules["jax"]

@@ -18,8 +18,9 @@ import ml_dtypes
 import numpy as np
 
 from ..contract.errors import ConfigError, DeviceError, IncompatibleArtifactError
-from ..contract.manifest import Manifest, Program, TensorSpec
+from ..contract.manifest import RANK_INPUT, Manifest, Program, TensorSpec
 from ..settings import VISIBLE_CORES, read_settings
+from .base import ALONE, Place
 from .neff import check_version, read_header
 from .nrt_errors import explain
 
@@ -44,13 +45,14 @@ class _Loaded:
 
 
 class NeuronDevice:
-    """See ``Device``. ``local_rank`` chooses among the cores that this process may see."""
+    """See ``Device``. One rank on one logical core: that of its place, else the visible one of its rank."""
 
     loads_while_serving = False
+    keeps_params = False
 
-    def __init__(self, target: str, *, local_rank: int = 0) -> None:
+    def __init__(self, target: str, place: Place = ALONE) -> None:
         self.target = target
-        self._rank = local_rank
+        self._place = place
         self._nrtpy = None
         self._programs: dict[str, _Loaded] = {}
         self._params: dict[str, object] = {}
@@ -100,30 +102,33 @@ class NeuronDevice:
                 name=program.name,
                 core_id=0,
                 cc_enabled=manifest.world_size > 1,
-                rank_id=self._rank,
+                rank_id=self._place.rank,
                 world_size=manifest.world_size,
             )
         arguments, results = list(manifest.arguments(program)), list(manifest.results(program))
         bound_in = _bind(program.name, arguments, model.input_tensors_info, "input", ALIAS_SUFFIX)
         bound_out = _bind(program.name, results, model.output_tensors_info, "output", "")
+        inputs = {spec.name: self._tensor(spec) for spec in program.inputs}
+        if manifest.world_size > 1:
+            inputs[RANK_INPUT].write_from_numpy(np.array([self._place.rank], np.int32))
         self._programs[program.name] = _Loaded(
             model=model,
             program=program,
             arguments=bound_in,
             results=bound_out,
-            inputs={spec.name: self._tensor(spec) for spec in program.inputs},
+            inputs=inputs,
             outputs={spec.name: self._tensor(spec) for spec in program.outputs},
         )
 
     def put_param(self, spec: TensorSpec, array: np.ndarray) -> None:
         if array.shape != spec.shape or array.dtype != _dtype(spec.dtype):
             raise ValueError(f"{spec.name}: wanted {spec.dtype} {spec.shape}, found {array.dtype} {array.shape}")
-        self._params[spec.name] = self._place(spec.name, array)
+        self._params[spec.name] = self._put(spec.name, array)
         self._bound.clear()
 
     def allocate_states(self, specs: Sequence[TensorSpec]) -> None:
         for spec in specs:
-            self._states[spec.name] = self._place(spec.name, np.zeros(spec.shape, _dtype(spec.dtype)))
+            self._states[spec.name] = self._put(spec.name, np.zeros(spec.shape, _dtype(spec.dtype)))
         self._bound.clear()
 
     def execute(self, name: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -131,7 +136,8 @@ class NeuronDevice:
         arguments, results = self._bound.get(name) or self._bind_tensors(loaded)
         with self._lock, _nrt_errors(f"running {name}"):
             for input_name, tensor in loaded.inputs.items():
-                tensor.write_from_numpy(np.ascontiguousarray(inputs[input_name]))
+                if input_name != RANK_INPUT:
+                    tensor.write_from_numpy(np.ascontiguousarray(inputs[input_name]))
             loaded.model(inputs=arguments, outputs=results)
             return {spec.name: _as(loaded.outputs[spec.name].numpy(), spec) for spec in loaded.program.outputs}
 
@@ -169,18 +175,11 @@ class NeuronDevice:
         return self._nrtpy
 
     def _core(self) -> int:
-        """The logical core of this rank: ranks take the visible cores in order."""
-        text = read_settings().visible_cores
-        if text is None:
-            return self._rank
-        cores = parse_cores(text)
-        if self._rank >= len(cores):
-            raise ConfigError(
-                f"rank {self._rank} has no core", wanted=f"{VISIBLE_CORES} with {self._rank + 1} or more", found=text
-            )
-        return cores[self._rank]
+        """The logical core of this rank."""
+        place = self._place
+        return visible_core(place.rank) if place.core is None else place.core
 
-    def _place(self, name: str, array: np.ndarray):
+    def _put(self, name: str, array: np.ndarray):
         nrtpy = self._open()
         with _nrt_errors(f"placing {name}"):
             return nrtpy.NrtpyTensor.from_numpy(array, name=name, core_id=0)
@@ -189,7 +188,7 @@ class NeuronDevice:
         """A tensor for a step's input or output: programs run one at a time, so those of one kind share it."""
         key = (spec.name, spec.shape, spec.dtype)
         if key not in self._shared:
-            self._shared[key] = self._place(spec.name, np.zeros(spec.shape, _dtype(spec.dtype)))
+            self._shared[key] = self._put(spec.name, np.zeros(spec.shape, _dtype(spec.dtype)))
         return self._shared[key]
 
 
@@ -231,6 +230,22 @@ def _nrt_errors(doing: str) -> Iterator[None]:
     except RuntimeError as error:
         meaning, change = explain(error)
         raise DeviceError(f"{doing}: {meaning}", found=str(error), next_command=change) from error
+
+
+def visible_core(index: int) -> int:
+    """The ``index``-th logical core that this host's processes may use: all, or those of NEURON_RT_VISIBLE_CORES.
+
+    Raises ConfigError where there are fewer.
+    """
+    text = read_settings().visible_cores
+    if text is None:
+        return index
+    cores = parse_cores(text)
+    if index >= len(cores):
+        raise ConfigError(
+            f"there is no core for rank {index}", wanted=f"{VISIBLE_CORES} with {index + 1} or more", found=text
+        )
+    return cores[index]
 
 
 def parse_cores(text: str) -> list[int]:

@@ -18,6 +18,7 @@ from ..batch import padding_inputs
 from ..contract.errors import ConfigError, NeuronAotError
 from ..contract.manifest import Program
 from ..loader import ProgramLoader, first_needed
+from ..ranks import RankGroup, kind_of_rank, meet
 from ..settings import read_settings
 from ..weights import load_weights
 from .active import active_bundle, logger
@@ -28,14 +29,19 @@ from .runner import ModelRunner
 class NeuronWorker(WorkerBase):
     """One rank. Methods are vLLM's, in the order in which it calls them."""
 
+    _ranks: RankGroup | None = None
+
     def init_device(self) -> None:
         """Open the device and check that it can run the bundle. Raises IncompatibleArtifactError."""
         self._phases = {}
         with self._phase("resolve"):
             self._bundle = active_bundle()
         manifest = self._bundle.manifest
+        if manifest.world_size > 1:
+            with self._phase("meet"):
+                self._meet()
         with self._phase("device"):
-            self._device = devices.open_device(manifest.target, local_rank=self.local_rank)
+            self._device = devices.open_device(manifest.target, self._place())
             self._device.check(manifest.requires)
         self._metrics = WorkerMetrics(manifest, model_name=self.model_config.served_model_name, rank=self.rank)
         self.device = torch.device("cpu")
@@ -57,7 +63,14 @@ class NeuronWorker(WorkerBase):
             for phase in ("prefill", "decode"):  # the smallest of each
                 self._loader.require(next(program.name for program in programs if program.phase == phase))
         with self._phase("weights"):
-            report = load_weights(manifest, self._checkpoint(), rank=self.rank, put=self._device.put_param)
+            report = load_weights(
+                manifest,
+                self._checkpoint(),
+                rank=self.rank,
+                put=self._device.put_param,
+                keeps_params=self._device.keeps_params,
+                progress=WeightProgress(self.rank),
+            )
         self._metrics.weights_loaded(report.seconds, report.nbytes)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
@@ -136,6 +149,27 @@ class NeuronWorker(WorkerBase):
             loader.stop()
         if (device := self.__dict__.pop("_device", None)) is not None:
             device.close()
+        if self._ranks is not None:
+            self._ranks.close()
+
+    def _meet(self) -> None:
+        """Find the other ranks, see that all are of one kind, and end with them from now on.
+
+        Raises DeviceError naming ranks that do not come, IncompatibleArtifactError naming those that differ.
+        """
+        timeout = self.parallel_config.distributed_timeout_seconds
+        self._ranks = meet(self.distributed_init_method, self.rank, self._bundle.manifest.world_size, timeout=timeout)
+        self._ranks.watch(lambda text: logger.error("%s", text))
+        self._ranks.agree(kind_of_rank(self._bundle))
+
+    def _place(self) -> devices.Place:
+        given = self.parallel_config.assigned_physical_gpu_ids  # this replica's cores, when there are several
+        return devices.Place(
+            rank=self.rank,
+            world_size=self._bundle.manifest.world_size,
+            core=given[self.local_rank] if given else None,
+            ranks=self._ranks,
+        )
 
     def _load_program(self, program: Program) -> None:
         start = time.perf_counter()
@@ -172,3 +206,17 @@ class NeuronWorker(WorkerBase):
             raise
         finally:
             self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - start
+
+
+class WeightProgress:
+    """Logs how far a rank's weights are, every few seconds: nothing where they load at once."""
+
+    _EVERY = 5.0  # seconds
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._last = rank, time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if (now := time.monotonic()) - self._last >= self._EVERY:
+            self._last = now
+            logger.info("rank %d: %.1f of %.1f GB of weights", self._rank, done / 1e9, total / 1e9)
