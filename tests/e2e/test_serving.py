@@ -15,7 +15,6 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from commands import invoke
 from reference import TOLERANCE, differences
 from serving import compile_bundle, generate, tree
 
@@ -278,15 +277,10 @@ def test_a_miss_lists_every_difference_and_exits_with_3(served, tiny, tmp_path):
         "max_num_seqs: wanted 8, the bundle has 4",
         "block_size: wanted 32, the bundle has 16",
         "program decode_b8_c512: not in the bundle; the nearest is decode_b4_c512",
+        "  - to make: ",
         "neuron-aot compile",
     ):
         assert line in text
-    asked = ("vllm", "serve", str(tiny("mha")), "--max-num-seqs", "8", "--block-size", "32")
-    explained = [
-        line for line in invoke("explain", reference, "--", *asked, code=3).stdout.splitlines() if "  - " in line
-    ]
-    assert "to make: " in explained[-1] and "s of work" in explained[-1]
-    assert [line for line in text.splitlines() if line.startswith("  - ")] == explained
 
 
 def test_a_misplaced_option_exits_with_2(served, tmp_path):
