@@ -76,7 +76,7 @@ def compile_misses(
     names = [program.name for program in misses]
     jobs = min(options.jobs or executor.default_jobs(), len(misses))
     progress.planned(plan, jobs, dict(zip(names, needs, strict=True)))
-    tasks = [(make_program, (_job(plan, item, store, toolchain, options.retry_failed),)) for item in misses]
+    tasks = [(make_program, (job_of(plan, item, store, toolchain, options.retry_failed),)) for item in misses]
 
     def run(indices, jobs):
         return executor.run([tasks[index] for index in indices], [needs[index] for index in indices], jobs)
@@ -123,7 +123,8 @@ def _refuse_doomed(programs: list[ProgramPlan], needs: list[int], host: HostMemo
         )
 
 
-def _job(plan: Plan, program: ProgramPlan, store: Store, toolchain: Toolchain, retry_failed: bool) -> Job:
+def job_of(plan: Plan, program: ProgramPlan, store: Store, toolchain: Toolchain, retry_failed: bool = False) -> Job:
+    """What a worker needs to make ``program``."""
     return Job(
         plan=program,
         request_key=plan.request_keys[program.name],

@@ -11,9 +11,10 @@ from fake_toolchain import CONFIG, FAKE, FakeFamily, write_recipe
 from neuron_aot_runtime.contract.layout import blob_path
 from neuron_aot_runtime.store import RefRecord, open_bundle
 
+from neuron_aot.compiling import job_of
 from neuron_aot.make import Toolchain, make_program
 from neuron_aot.models import llama
-from neuron_aot.pipeline import _job, bundle_manifest, make_plan
+from neuron_aot.pipeline import bundle_manifest, make_plan
 from neuron_aot.recipe import load_recipe
 from neuron_aot.store import open_store
 
@@ -24,7 +25,7 @@ def build(tmp_path, ref: str, toolchain: Toolchain = FAKE) -> str:
     """Compile the recipe in this process and publish it."""
     store = open_store(str(tmp_path / "store"))
     plan = make_plan(load_recipe(tmp_path / "recipe.yaml"), store, toolchain)
-    made = {item.name: make_program(_job(plan, item, store, toolchain), lambda note: None) for item in plan.misses}
+    made = {item.name: make_program(job_of(plan, item, store, toolchain), lambda note: None) for item in plan.misses}
     programs = {name: (item.request, item.record) for name, item in made.items()}
     bundle = store.publish(bundle_manifest(plan, plan.found | programs, toolchain))
     store.set_ref(ref, RefRecord(bundle=bundle))
