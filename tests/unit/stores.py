@@ -6,10 +6,12 @@ import multiprocessing
 import os
 import threading
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from fake_toolchain import FAKE, write_recipe
-from neuron_aot_runtime.store import open_bundle
+from neuron_aot_runtime.contract.manifest import Artifact
+from neuron_aot_runtime.store import ProgramRecord, Provenance, open_bundle
 from neuron_aot_runtime.store.readers import open_reader
 
 from neuron_aot.pipeline import compile_recipe
@@ -26,6 +28,26 @@ def make_bundle(directory: Path, *, ref: str = "fake/demo", **recipe) -> Store:
     store = open_store(str(directory / "store"))
     compile_recipe(load_recipe(write_recipe(directory, **recipe)), store, FAKE, ref=ref, jobs=1)
     return store
+
+
+def with_artifacts(store: Store, size: int, key: Callable[[str], str]) -> str:
+    """Publish the store's bundle with ``size`` random bytes for each program, under the key that ``key`` makes of their
+    digest; returns the new bundle's id."""
+    manifest, programs = open_bundle(store.location).manifest, []
+    for program in manifest.programs:
+        with store.scratch() as directory:
+            (directory / "a").write_bytes(os.urandom(size))
+            digest, _ = store.put_blob(directory / "a")
+        artifact = Artifact(format="fake", digest=digest, size=size)
+        provenance = Provenance(
+            built_at="2026-01-01T00:00:00+00:00", lower_ms=0, generate_ms=0, peak_memory_mb=0, versions={}
+        )
+        record = ProgramRecord(
+            program_key=key(digest), artifact=artifact, target="cpu", code_generator={}, provenance=provenance
+        )
+        store.put_program(record)
+        programs.append(program.model_copy(update={"program_key": record.program_key, "artifact": artifact}))
+    return store.publish(manifest.model_copy(update={"programs": tuple(programs)}))
 
 
 def new_place(kind: str, directory: Path) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 
 import pytest
 from neuron_aot_runtime.contract.canonical import digest_bytes
 from neuron_aot_runtime.contract.errors import FullDiskError
-from neuron_aot_runtime.contract.manifest import Artifact
-from neuron_aot_runtime.store import ProgramRecord, Provenance, open_bundle
-from stores import check_whole, make_bundle, new_place, read_all
+from neuron_aot_runtime.store import open_bundle
+from stores import check_whole, make_bundle, new_place, read_all, with_artifacts
 
 from neuron_aot.store import open_store
 from neuron_aot.store.archive import export_bundle
@@ -36,26 +34,7 @@ def small(tmp_path):
 def source(tmp_path, compiler):
     """A bundle of four programs with 3 MiB each: two fit."""
     store = make_bundle(tmp_path / "source")
-    manifest, made = open_bundle(store.location).manifest, []
-    for program in manifest.programs:
-        with store.scratch() as directory:
-            (directory / "a").write_bytes(os.urandom(_BLOB))
-            digest, size = store.put_blob(directory / "a")
-        changed = program.model_copy(
-            update={
-                "program_key": digest_bytes(digest.encode()).removeprefix("sha256:"),
-                "artifact": Artifact(format="fake", digest=digest, size=size),
-            }
-        )
-        store.put_program(
-            ProgramRecord(
-                program_key=changed.program_key, artifact=changed.artifact, target="cpu", code_generator={},
-                provenance=Provenance(built_at="2026-01-01T00:00:00+00:00", lower_ms=0, generate_ms=0, peak_memory_mb=0,
-                                      versions={}),
-            )
-        )  # fmt: skip
-        made.append(changed)
-    bundle = store.publish(manifest.model_copy(update={"programs": tuple(made)}))
+    bundle = with_artifacts(store, _BLOB, key=lambda digest: digest_bytes(digest.encode()).removeprefix("sha256:"))
     return f"{store.location}@{bundle}"
 
 

@@ -14,7 +14,7 @@ from neuron_aot_runtime.contract.layout import blob_path, bundle_path, is_store_
 from neuron_aot_runtime.store import bundle as bundles
 from neuron_aot_runtime.store import open_bundle
 from neuron_aot_runtime.store.trust import key_id
-from stores import check_whole, make_bundle
+from stores import PROCESSES, check_whole, make_bundle, with_artifacts
 
 from neuron_aot.store import open_store
 from neuron_aot.store.archive import export_bundle, import_bundle
@@ -211,3 +211,18 @@ def test_a_file_that_is_cut_off_or_no_tar_stores_nothing(reference, tmp_path):
         with pytest.raises((IntegrityError, UsageError)):
             import_bundle(tmp_path / "bad.tar", target)
     assert target.names("bundles") == []
+
+
+def _pull(reference: str, place: str) -> None:
+    copy_bundle(open_bundle(reference), open_store(place), ref="x")
+
+
+def test_a_program_key_that_is_its_blobs_digest_holds_nobody_up(store, tmp_path):
+    """The writer of a program holds the lock of its key around those of its blobs."""
+    bundle = with_artifacts(store, 1000, key=lambda digest: digest.removeprefix("sha256:"))
+    pull = PROCESSES.Process(target=_pull, args=(f"{store.location}@{bundle}", str(tmp_path / "copy")))
+    pull.start()
+    pull.join(60)
+    pull.kill()  # only one that waits for itself is still there
+    assert pull.exitcode == 0
+    check_whole(open_store(str(tmp_path / "copy")))
