@@ -10,6 +10,9 @@ MODEL  := models/SmolLM2-135M-Instruct
 # What the environment must not hold; see the head of requirements.lock.
 EXCLUDED := triton torchvision torchaudio torchcodec
 
+# Beside the environment, for tests/unit/test_ray.py alone: vLLM's engine imports Ray wherever it finds it, 2 s of start-up.
+RAY := ray==2.60.0 msgpack==1.2.4
+
 .PHONY: install demo test test-unit test-e2e test-device browser lint bench lock clean
 
 install: $(STAMP)
@@ -22,6 +25,7 @@ $(STAMP): pyproject.toml runtime/pyproject.toml requirements.lock
 	$(PIP) install --quiet --no-compile $(TORCH)
 	$(PIP) install --quiet --no-compile --no-deps -r requirements.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation -e runtime -e .
+	$(PIP) install --quiet --no-compile --no-deps --target $(VENV)/ray $(RAY)
 	$(PIP) uninstall --quiet --yes $(EXCLUDED) 2>/dev/null  # an environment made otherwise may have them
 	$(BIN)/python -c "import neuron_aot, transformers, jax, vllm.entrypoints.openai.api_server" >/dev/null
 	touch $@

@@ -29,6 +29,7 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch):
 
 @pytest.fixture
 def cluster(compiler, monkeypatch):
+    monkeypatch.syspath_prepend(Path(sys.prefix) / "ray")  # where `make install` puts it
     pytest.importorskip("ray", reason="the extra ray is not installed")
     import ray
     from ray.cluster_utils import Cluster
