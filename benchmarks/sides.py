@@ -1,6 +1,6 @@
 """The engines that are compared, as environments and commands.
 
-    ours           vLLM with our plugin, on the bundle
+    ours           vLLM with our plugin, on the bundle; STORE@REF: the same on another bundle
     stock          vLLM's own CPU platform with torch.compile, and a warm cache that works: vLLM 0.32 cannot load the
                    functions that its default, VLLM_USE_AOT_COMPILE, has saved on CPU ("Compiling model again due to
                    a load failure"), so this turns it off and lets inductor's cache serve. The fair comparison.
@@ -31,6 +31,11 @@ STOCK_SIDES = ("stock", "stock-default", "stock-eager")
 _SHARED = ("dtype", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "enable_prefix_caching")
 
 
+def bundle_of(side: str) -> str | None:
+    """The bundle that a side serves, None for those without our plugin."""
+    return REFERENCE if side == "ours" else side if "@" in side else None
+
+
 def environment(side: str) -> dict[str, str]:
     """A whole environment for one side; nothing of the caller's that could favour one of them stays."""
     made = {
@@ -39,9 +44,9 @@ def environment(side: str) -> dict[str, str]:
         if not name.startswith(("VLLM_", "NEURON_", "TORCHINDUCTOR_", "OMP_", "XLA_"))
     }
     made |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    made["VLLM_CACHE_ROOT"] = str(CACHE / side / "vllm")
-    if side == "ours":
-        return made | {"NEURON_COMPILED_ARTIFACTS": REFERENCE}
+    made["VLLM_CACHE_ROOT"] = str(CACHE / side.rpartition("@")[2] / "vllm")
+    if bundle := bundle_of(side):
+        return made | {"NEURON_COMPILED_ARTIFACTS": bundle}
     if side == "floor":
         path = os.pathsep.join(filter(None, [str(ROOT / "benchmarks" / "floor"), made.get("PYTHONPATH")]))
         return made | {"PYTHONPATH": path, "VLLM_PLUGINS": "neuron_aot_floor"}
@@ -59,8 +64,8 @@ def engine_arguments(side: str) -> dict:
     """Keyword arguments of vLLM's LLM for one side."""
     from neuron_aot_runtime.vllm import engine_args
 
-    arguments = engine_args(REFERENCE)
-    if side != "ours":
+    arguments = engine_args(bundle_of(side) or REFERENCE)
+    if bundle_of(side) is None:
         arguments = {name: arguments[name] for name in _SHARED if name in arguments}
     if side == "stock-eager":
         arguments["enforce_eager"] = True

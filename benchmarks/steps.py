@@ -27,7 +27,7 @@ class Engine:
     def __init__(self, side: str) -> None:
         CACHE.mkdir(parents=True, exist_ok=True)
         read, write = os.pipe()
-        log = (CACHE / f"steps-{side}.log").open("w")
+        log = (CACHE / f"steps-{side.rpartition('/')[2]}.log").open("w")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.stepper", side], cwd=ROOT, pass_fds=[write], stdin=subprocess.PIPE,
             stdout=log, stderr=log, text=True, start_new_session=True,
