@@ -49,6 +49,7 @@ CHANGED_MODEL = {
     "num_blocks": 10,
     "world_size": 2,
     "greedy": True,
+    "sequence_parallel": True,
 }
 
 
