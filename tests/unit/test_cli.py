@@ -14,6 +14,10 @@ from neuron_aot_runtime.contract.canonical import canonical_json, digest_bytes
 from neuron_aot_runtime.contract.layout import blob_path, bundle_path, program_path
 from neuron_aot_runtime.store import open_bundle
 
+from neuron_aot.estimates import DEFAULT_MEMORY_MB
+from neuron_aot.schedule.executor import LocalExecutor
+from neuron_aot.schedule.memory import HostMemory
+
 
 def test_compile_show_verify(run):
     first = run("compile", "recipe.yaml", "--ref", "fake/demo", "--json", "--jobs", "2")
@@ -77,6 +81,20 @@ def test_dry_run_writes_nothing(run):
     assert planned["missing"] == 4 and len(planned["programs"][0]["request_key"]) == 64
     assert not Path("store").exists()
     assert "to make" in run("compile", "recipe.yaml", "--dry-run").stdout
+
+
+def test_dry_run_tells_the_memory_of_each_program_and_whether_the_compile_would_be_refused(run, monkeypatch):
+    planned = json.loads(run("compile", "recipe.yaml", "--dry-run", "--json").stdout)
+    needs = {item["name"]: item["estimated_memory_mb"] for item in planned["programs"]}
+    assert set(needs.values()) == {DEFAULT_MEMORY_MB["cpu"]} and planned["refused"] == []
+
+    small = HostMemory(total=1000, free=1000)
+    monkeypatch.setattr(LocalExecutor, "memory", lambda self: small)
+    planned = json.loads(run("compile", "recipe.yaml", "--dry-run", "--json").stdout)
+    assert planned["refused"] == sorted(needs) and planned["host_memory_mb"] == 1000
+    shown = run("compile", "recipe.yaml", "--dry-run").stdout
+    assert "to make, 1500 MB" in shown and "refused without --force: 4 programs" in shown
+    assert "more memory than" in run("compile", "recipe.yaml", code=8).stderr, "as was told"
 
 
 def test_a_failed_compile(run, compiler):
