@@ -1,4 +1,4 @@
-"""python -m benchmarks [launch] [compile] [steps] [70b] [--rounds N]: measure, write results.json and RESULTS.md."""
+"""python -m benchmarks [compile] [throughput] [70b] [steps] [launch] [--rounds N]: measure, write results.json and RESULTS.md."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import re
 import sys
 from pathlib import Path
 
-from . import compiling, launch, report, steps
+from . import compiling, launch, report, steps, throughput
 from .sides import build_bundle
 
 HERE = Path(__file__).parent
 PARTS = {
     "compile": compiling.measure,
+    "throughput": throughput.measure,
     "70b": compiling.measure_70b,
     "steps": steps.measure,
     "launch": launch.measure,

@@ -16,10 +16,17 @@ def markdown(results: dict) -> str:
         "| what | ours | compared with | ratio | wanted |",
         "|---|---|---|---|---|",
     ]
-    for part, rows in (("launch", _launch), ("compile", _compile), ("steps", _steps), ("70b", _lowering)):
+    parts = (
+        ("launch", _launch),
+        ("compile", _compile),
+        ("throughput", _throughput),
+        ("steps", _steps),
+        ("70b", _lowering),
+    )
+    for part, rows in parts:
         if part in results:
             lines += rows(results[part])
-    noise = max((results[part]["noise"] for part in ("launch", "steps") if part in results), default=0.0)
+    noise = max((results[part]["noise"] for part in ("launch", "throughput", "steps") if part in results), default=0.0)
     lines += ["", f"Other processes took at most {noise:.0%} of the CPU in the rounds that count."]
     return "\n".join(lines) + "\n"
 
@@ -46,6 +53,16 @@ def _compile(taken: dict) -> list[str]:
         _row("compile one 30-layer program", total, "stock warm-up, cold cache", warm_up["cold"], "at most 0.2", "s"),
         _row("the same", total, "stock warm-up, warm cache", warm_up["warm"], "", "s"),
         f"| compile again, nothing to do | {taken['repeated']['median']:.2f} s | | | under 2 s |",
+    ]
+
+
+def _throughput(taken: dict) -> list[str]:
+    wall, cores = taken["all_cores"]["median"], taken["cores"]
+    what = f"compile {taken['programs']} programs into an empty store, {cores} workers"
+    return [
+        _row(what, wall, f"their plain sum over {cores} cores", taken["parts"]["median"] / cores, "near 1", "s"),
+        _row("the same", wall, "one worker", taken["one_worker"]["median"], f"near {1 / cores:.2g}", "s"),
+        f"| the same: share of the time that workers lowered or generated | {taken['busy']['median']:.0%} | | | near 1 |",
     ]
 
 

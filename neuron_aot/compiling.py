@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -67,19 +67,19 @@ def compile_misses(
         progress.planned(plan, 0, {})
         return {}
     executor = options.executor
-    needs = memory_needs(store, misses, plan.recipe.target)
+    needs = estimated_memory(plan, store)
     if not options.force:
-        _refuse_doomed(misses, needs, executor.memory())
+        _refuse_doomed(needs, executor.memory())
     toolchain.code_generator(plan.recipe.target, plan.recipe.options).check()
     store.clean_litter()
     store.require_writable()
-    names = [program.name for program in misses]
+    names = list(needs)
     jobs = min(options.jobs or executor.default_jobs(), len(misses))
-    progress.planned(plan, jobs, dict(zip(names, needs, strict=True)))
+    progress.planned(plan, jobs, needs)
     tasks = [(make_program, (job_of(plan, item, store, toolchain, options.retry_failed),)) for item in misses]
 
     def run(indices, jobs):
-        return executor.run([tasks[index] for index in indices], [needs[index] for index in indices], jobs)
+        return executor.run([tasks[index] for index in indices], [needs[names[index]] for index in indices], jobs)
 
     made: dict[str, Made] = {}
     failures: dict[str, NeuronAotError] = {}
@@ -110,15 +110,26 @@ def compile_misses(
     return made
 
 
-def _refuse_doomed(programs: list[ProgramPlan], needs: list[int], host: HostMemory) -> None:
-    doomed = [(item.name, need) for item, need in zip(programs, needs, strict=True) if need > host.total]
-    if doomed:
-        most = max(need for _, need in doomed)
+def estimated_memory(plan: Plan, store: Store) -> dict[str, int]:
+    """MB at the peak of making each program of ``plan.misses``, by name, learned from the store's past compiles."""
+    misses = plan.misses
+    needs = memory_needs(store, misses, plan.recipe.target)
+    return {program.name: need for program, need in zip(misses, needs, strict=True)}
+
+
+def doomed(needs: Mapping[str, int], host: HostMemory) -> dict[str, int]:
+    """Those of ``needs``, MB by program, that are more than the largest host has: without ``force`` nothing is made."""
+    return {name: need for name, need in needs.items() if need > host.total}
+
+
+def _refuse_doomed(needs: Mapping[str, int], host: HostMemory) -> None:
+    if found := doomed(needs, host):
+        most = max(found.values())
         raise CompileError(
-            f"{len(doomed)} of {len(programs)} programs are estimated to need more memory than any one host has",
+            f"{len(found)} of {len(needs)} programs are estimated to need more memory than any one host has",
             wanted=f"a host with {most} MB",
             found=f"{host.total} MB, of which {host.free} MB are free",
-            details=[f"{name}: {need} MB" for name, need in doomed],
+            details=[f"{name}: {need} MB" for name, need in found.items()],
             next_command="compile on a larger host, take smaller buckets, or try all the same with --force",
         )
 
@@ -129,7 +140,7 @@ def job_of(plan: Plan, program: ProgramPlan, store: Store, toolchain: Toolchain,
         plan=program,
         request_key=plan.request_keys[program.name],
         lowering=plan.lowering,
-        store=store.location,
+        store=store.address,
         toolchain=toolchain,
         options=plan.recipe.options,
         retry_failed=retry_failed,

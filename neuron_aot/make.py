@@ -40,18 +40,22 @@ class Toolchain:
         """One program's HLO. Raises RecipeError, LoweringError."""
         return self._lower(plan)
 
-    def preflight(self, plan: ProgramPlan, hlo: bytes | None = None) -> list[Violation]:
+    def preflight(
+        self, plan: ProgramPlan, hlo: bytes | None = None, *, unlisted: frozenset[str] = frozenset()
+    ) -> list[Violation]:
         """What a Neuron compiler would refuse in one program; ``hlo`` is its module when that is known already.
+
+        ``unlisted``: opcodes that the installed compiler does not list, when it was asked.
 
         Raises RecipeError, LoweringError, UsageError for a target that is not Neuron.
         """
         from .lower.preflight import check_hlo
 
         target = neuron_target(plan.model.target)
-        if not check_hlo(hlo or self._lower(plan).hlo, target, program=plan.name):
+        if not check_hlo(hlo or self._lower(plan).hlo, target, program=plan.name, unlisted=unlisted):
             return []
         lowered = self._lower(plan, origins=True)  # costs a second conversion, so only when there is a line to tell
-        return check_hlo(lowered.hlo, target, program=plan.name, origins=lowered.origins)
+        return check_hlo(lowered.hlo, target, program=plan.name, origins=lowered.origins, unlisted=unlisted)
 
     def _lower(self, plan: ProgramPlan, **options) -> LoweredProgram:
         family = self.family(plan.model.architecture)

@@ -13,8 +13,10 @@ _PLUGIN = "neuron_aot"
 
 
 def server_command(bundle: Bundle, *, model: str | None, extra: Sequence[str]) -> list[str]:
-    """``python -m vllm.entrypoints.openai.api_server`` with the bundle's arguments, then ``extra``.
+    """``python -m vllm.entrypoints.openai.api_server`` with the bundle's engine arguments, then ``extra``.
 
+    Without the bundle's neuron_config: the plugin takes it from the bundle. Written out it would be the user's own
+    choice, and break a rule beside a limit given in ``extra``, where the programs that are missing are to be told.
     Not ``vllm serve``: the script of vLLM's cpu wheel looks for a distribution named vllm and dies (vLLM 0.32).
     Raises UsageError when the checkpoint is not known or not there.
     """
@@ -24,12 +26,9 @@ def server_command(bundle: Bundle, *, model: str | None, extra: Sequence[str]) -
         raise UsageError("no ref to this bundle says where its checkpoint is", next_command=again)
     if not (Path(directory) / "config.json").is_file():
         raise UsageError(f"there is no checkpoint at {directory}", wanted="a config.json there", next_command=again)
-    serving = bundle.manifest.serving
     command = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", directory]
-    for name, value in serving.engine.items():
+    for name, value in bundle.manifest.serving.engine.items():
         command += _argument(name, value)
-    neuron_config = {name: value for name, value in serving.neuron_config.items() if value is not None}
-    command += ["--additional-config", json.dumps({"neuron_config": neuron_config})]
     return [*command, *extra]
 
 

@@ -61,7 +61,7 @@ def compile_command(
     loaded = command_recipe(recipe, command=from_command, target=target, lnc=lnc)
     opened, jobs = open_store(store), jobs or read_settings().workers
     if dry_run:
-        return _dry_run(loaded, opened, json_output)
+        return _dry_run(loaded, opened, open_executor(executor), json_output)
     with compile_progress() as progress:
         report = compile_recipe(
             loaded, opened, default_toolchain(), ref=ref, progress=progress, jobs=jobs, retry_failed=retry_failed,
@@ -140,13 +140,16 @@ def _command(verb: str, recipe, from_command, store, target, lnc) -> str:
     return shlex.join(["neuron-aot", verb, *([str(recipe)] if recipe else []), *words])
 
 
-def _dry_run(recipe, store, json_output: bool) -> None:
+def _dry_run(recipe, store, executor, json_output: bool) -> None:
+    from ..compiling import doomed, estimated_memory
     from ..make import default_toolchain
     from ..pipeline import make_plan
     from ..plan import budget_lines
 
     plan = make_plan(recipe, store, default_toolchain())
-    missing = {program.name for program in plan.misses}
+    needs = estimated_memory(plan, store)
+    host = executor.memory()
+    refused = doomed(needs, host)
     if json_output:
         programs = [
             {
@@ -154,21 +157,38 @@ def _dry_run(recipe, store, json_output: bool) -> None:
                 "phase": program.phase,
                 "bucket": program.bucket.model_dump(),
                 "request_key": plan.request_keys[program.name],
-                "in_store": program.name not in missing,
+                "in_store": program.name not in needs,
+                "estimated_memory_mb": needs.get(program.name),
             }
             for program in plan.grid.programs
         ]
         dropped = [{"name": drop.name, "reason": drop.reason} for drop in plan.grid.dropped]
         memory = plan.memory.model_dump() | {"left_bytes": plan.memory.left_bytes} if plan.memory else None
-        _output.data({"programs": programs, "dropped": dropped, "missing": len(missing), "memory": memory})
+        _output.data(
+            {
+                "programs": programs,
+                "dropped": dropped,
+                "missing": len(needs),
+                "memory": memory,
+                "host_memory_mb": host.total,
+                "refused": sorted(refused),
+            }
+        )
         return
     rows = [
-        [program.name, "to make" if program.name in missing else "in the store", plan.request_keys[program.name][:16]]
+        [
+            program.name,
+            f"to make, {needs[program.name]} MB" if program.name in needs else "in the store",
+            plan.request_keys[program.name][:16],
+        ]
         for program in plan.grid.programs
     ]
     rows += [[drop.name, f"not made: {drop.reason}", ""] for drop in plan.grid.dropped]
     _output.table(
-        f"{len(plan.grid.programs)} programs, {len(missing)} to make", ["program", "state", "request key"], rows
+        f"{len(plan.grid.programs)} programs, {len(needs)} to make", ["program", "state", "request key"], rows
     )
     if plan.memory is not None:
         print("\n" + "\n".join(budget_lines(plan.memory)))
+    if refused:
+        print(f"\nwould be refused without --force: {len(refused)} programs are estimated to need up to "
+              f"{max(refused.values())} MB, the host has {host.total} MB")  # fmt: skip

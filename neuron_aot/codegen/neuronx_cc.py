@@ -25,7 +25,7 @@ from .ncc_errors import explain, find_code, says_out_of_memory
 PROGRAM = "neuronx-cc"
 ABSENT = "absent"
 _INPUT, _OUTPUT, _LOG = "model.hlo_module.pb", "model.neff", "compiler.log"
-_VERSION_TIMEOUT_SECONDS = 120
+_ANSWER_TIMEOUT_SECONDS = 120
 
 
 class NeuronxCcGenerator:
@@ -129,6 +129,21 @@ def compiler_version() -> str:
     return _version_of(os.path.realpath(path), f"{os.path.realpath(path)}:{status.st_mtime_ns}:{status.st_size}")
 
 
+def ask_compiler(path: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What the compiler at ``path`` answers in text, and its exit code. Raises CompileError when it cannot be started."""
+    try:
+        return subprocess.run(
+            [path, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_TIMEOUT_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompileError(f"{PROGRAM} {' '.join(arguments)} cannot be asked", found=str(error)) from error
+
+
 @cache
 def _version_of(path: str, key: str) -> str:
     remembered = _cache_file()
@@ -138,17 +153,7 @@ def _version_of(path: str, key: str) -> str:
             return known[key]
     except (OSError, ValueError, AttributeError):
         known = {}
-    try:
-        said = subprocess.run(
-            [path, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=_VERSION_TIMEOUT_SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompileError(f"{PROGRAM} cannot be asked for its version", found=str(error)) from error
+    said = ask_compiler(path, "--version")
     match = re.search(r"version\s+(\d[\w.+-]*)", said.stdout + said.stderr) or re.search(
         r"(\d+\.\d[\w.+-]*)", said.stdout
     )

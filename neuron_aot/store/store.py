@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -50,6 +51,11 @@ class Stored:
 
 class Store(BlobStore):
     """The records of a store, over its blobs."""
+
+    @property
+    def address(self) -> str:
+        """``location`` for another process, whose working directory may be another (a Ray worker's)."""
+        return self.location if is_remote(self.location) else os.path.abspath(self.location)
 
     def read(self, path: str) -> bytes:
         return self.backend.read(path)

@@ -36,7 +36,7 @@ class Simulator:
         }
 
     def tell(self, **told) -> None:
-        """``version``; ``faults``: program tag -> fault (see neuronx_cc.py); ``runtime``: see nrtpy.py."""
+        """``version``; ``unlisted``: operators; ``faults``: program tag -> fault (see neuronx_cc.py); ``runtime``: see nrtpy.py."""
         (self.folder / "told.json").write_text(json.dumps(told))
 
     @property

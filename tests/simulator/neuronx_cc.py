@@ -1,7 +1,8 @@
 """A ``neuronx-cc`` for tests: its command line, its refusals, its file format; the code it makes is XLA:CPU's.
 
-Told how to behave by the JSON file that NEURON_SIMULATOR names: {"version": …, "faults": {tag: fault}}. A tag is what
-the program takes: ``decode_2x8`` (rows x table width), ``prefill_16x2`` or ``ids_4``; ``*`` is any. Faults:
+Told how to behave by the JSON file that NEURON_SIMULATOR names: {"version": …, "unlisted": [operator that it does not
+list], "faults": {tag: fault}}. A tag is what the program takes: ``decode_2x8`` (rows x table width), ``prefill_16x2`` or
+``ids_4``; ``*`` is any. Faults:
 
     slow:SECONDS   kill   terminate   oom   empty   truncated   garbage   wrong-lnc   names   unnamed   crash
     NCC_CODE (fails with it)
@@ -35,6 +36,14 @@ MEMORY_GB = {
     ("trn3", 1): 18,
 }
 REFUSED_OPERATORS = ("triangular-solve", "cholesky", "fft", "sort", "while", "conditional", "call", "infeed", "outfeed")
+# As the Neuron documentation's table spells them: XlaBuilder's names.
+OPERATORS = """
+    Abs Add Allgather Allreduce Atan2 Batchnorm Batchnormgrad Batchnorminference BitcastConvertType Broadcast
+    BroadcastInDim Ceil Clamp Compare Concatenate Constant ConstantLiteral ConvertElementType Cos Customcall Div Dot
+    DotGeneral DynamicUpdateSlice Eq Exp Floor Gather Ge GetTupleElement Gt Iota Le Log LogicalAnd LogicalNot Lt Max Min
+    Mul Ne Neg Pad Pow Reduce Reshape Rev RngBitGenerator RngUniform Rsqrt Scatter Select SelectAndScatter
+    ShiftRightLogical Sign Sin Slice Sqrt Sub Tanh Transpose Tuple
+"""
 KNOWN_CALLS = re.compile(r"AwsNeuron\w+|__op\$block_scaled_dot")
 
 
@@ -48,7 +57,9 @@ def main(arguments: list[str]) -> int:
         print(f"NeuronX Compiler version {told.get('version', VERSION)}\n\nPython version {sys.version.split()[0]}")
         return 0
     if arguments[:1] == ["list-operators"]:
-        print("Add\nDot\nSimulated")
+        if arguments[1:] != ["--framework", "XLA"]:
+            return 2
+        print("\n".join(name for name in OPERATORS.split() if name not in told.get("unlisted", ())))
         return 0
     options = parse(arguments)
     try:

@@ -43,7 +43,7 @@ TOOLCHAIN_LAYERS = {
         "user_command",
         "verify",
     },
-    "preflight": {"lower", "make", "pipeline", "program", "recipe", "schedule", "targets"},
+    "preflight": {"codegen", "lower", "make", "pipeline", "program", "recipe", "schedule", "targets"},
     "inspect": {"lower", "store"},
     "reproduce": {"inspect"},
     "buckets": {"pipeline", "make", "estimates", "plan", "recipe", "schedule", "store"},

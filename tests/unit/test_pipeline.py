@@ -16,7 +16,7 @@ from neuron_aot_runtime.contract.errors import CompileError, LoweringError, Stor
 from neuron_aot_runtime.contract.layout import blob_path
 from neuron_aot_runtime.store import open_bundle
 
-from neuron_aot.compiling import Progress
+from neuron_aot.compiling import Progress, job_of
 from neuron_aot.make import Job, make_program
 from neuron_aot.pipeline import compile_recipe, make_plan
 from neuron_aot.recipe import load_recipe
@@ -55,6 +55,19 @@ def test_compile_publishes_a_bundle_and_a_second_run_does_nothing(recipe, store)
     assert [program.name for program in bundle.manifest.programs] == NAMES
     for program in bundle.manifest.programs:
         assert bundle.artifact_path(program).read_bytes().startswith(b"artifact ")
+
+
+def test_a_worker_elsewhere_writes_to_the_store_that_was_named(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = open_store("./store")
+    plan = make_plan(load_recipe(recipe), store, FAKE)
+    job = job_of(plan, plan.misses[0], store, FAKE)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert make_program(job, print).compiled
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert open_store(str(tmp_path / "store")).find(job.request_key)
+    assert job_of(plan, plan.misses[0], open_store("memory://bucket/x"), FAKE).store == "memory://bucket/x"
 
 
 def test_new_weights_hit_and_a_new_shape_misses(recipe, store):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from commands import answer
+from neuron_aot_runtime.contract.errors import CompileError
 from toy import program_plan
 
+from neuron_aot import preflight
+from neuron_aot.codegen.compiler_list import listed_operators
 from neuron_aot.lower import hlo_proto
-from neuron_aot.lower.preflight import RULES, check_hlo, violations_error
+from neuron_aot.lower.preflight import RULES, check_hlo, unlisted, violations_error
 from neuron_aot.make import default_toolchain
+from neuron_aot.preflight import check_program
 from neuron_aot.targets import NEURON_TARGETS, NeuronTarget
 
 TYPES = {name: number for number, name in hlo_proto.PRIMITIVE_TYPES.items()}
@@ -213,3 +218,36 @@ def test_the_cpu_targets_own_module_would_be_refused_with_its_model_lines():
     toolchain, plan = default_toolchain(), program_plan("decode", 2, 64, dtype="bfloat16")
     found = check_hlo(toolchain.lower_plan(plan).hlo, TRN2, program=plan.name)
     assert {violation.codes[0] for violation in found} == {"NCC_EVRF001"}
+
+
+def test_an_operator_that_the_installed_compiler_does_not_list_is_a_violation(simulator):
+    plan = program_plan("decode", 1, 64, dtype="bfloat16", target="trn2")
+    assert check_program(plan, default_toolchain(), unlisted(listed_operators()), print) == []
+    simulator.tell(unlisted=["Rsqrt"])
+    found = check_program(plan, default_toolchain(), unlisted(listed_operators()), print)
+    assert found
+    for violation in found:
+        assert violation.codes[0] == "NCC_EVRF001" and violation.instruction.startswith("rsqrt ") and violation.line
+        assert violation.found == "it is not in the installed compiler's own list"
+
+
+def test_preflight_asks_the_installed_compiler_and_says_when_there_is_none(run, simulator, monkeypatch):
+    asked = []
+    monkeypatch.setattr(preflight, "preflight_recipe", lambda *args, unlisted, **options: asked.append(unlisted) or [])
+    simulator.tell(unlisted=["Rsqrt", "Exp"])
+    command = ("preflight", "recipe.yaml", "--target", "trn2", "--json")
+    assert answer(run(*command))["unlisted_operators"] == ["exponential", "rsqrt"]
+    monkeypatch.setenv("PATH", "")
+    result = run(*command)
+    assert answer(result)["unlisted_operators"] is None and "neuronx-cc is not on the PATH" in result.stderr
+    assert asked == [{"exponential", "rsqrt"}, frozenset()]
+
+
+@pytest.mark.parametrize("answered", ["exit 1", "echo usage"])
+def test_a_compiler_that_tells_no_list_is_not_taken_at_its_word(tmp_path, monkeypatch, answered):
+    """Else every operator would count as refused."""
+    (tmp_path / "neuronx-cc").write_text(f"#!/bin/sh\n{answered}\n")
+    (tmp_path / "neuronx-cc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CompileError, match="does not list its operators"):
+        listed_operators()

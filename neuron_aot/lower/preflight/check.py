@@ -40,10 +40,18 @@ class Violation:
 
 
 def check_hlo(
-    hlo: bytes, target: NeuronTarget, *, program: str, origins: Mapping[int, str] | None = None
+    hlo: bytes,
+    target: NeuronTarget,
+    *,
+    program: str,
+    origins: Mapping[int, str] | None = None,
+    unlisted: frozenset[str] = frozenset(),
 ) -> list[Violation]:
-    """Every violation in ``hlo``, in the module's order. Raises ValueError for bytes that are no HloModuleProto."""
-    context = Context(parse_module(hlo), target)
+    """Every violation in ``hlo``, in the module's order. Raises ValueError for bytes that are no HloModuleProto.
+
+    ``unlisted``: opcodes that the installed compiler does not list, as ``operators.unlisted`` finds them.
+    """
+    context = Context(parse_module(hlo), target, unlisted)
     by_opcode: dict[str, list[Rule]] = defaultdict(list)
     general = [rule for rule in RULES if not rule.opcodes]
     for rule in RULES:

@@ -10,10 +10,11 @@ _TRANSPARENT = ("reshape", "broadcast", "convert", "copy", "transpose", "bitcast
 
 
 class Context:
-    """``instructions``: by id, in the module's order."""
+    """``instructions``: by id, in the module's order. ``unlisted``: opcodes that the installed compiler does not list."""
 
-    def __init__(self, module, target: NeuronTarget) -> None:
+    def __init__(self, module, target: NeuronTarget, unlisted: frozenset[str] = frozenset()) -> None:
         self.target = target
+        self.unlisted = unlisted
         self.computations = {item.id: item for item in module.computations}
         self.instructions = {item.id: item for computation in module.computations for item in computation.instructions}
 

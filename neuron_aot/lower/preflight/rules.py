@@ -67,7 +67,9 @@ def _dynamic(context, instruction):
 
 
 def _operator(context, instruction):
-    return None if instruction.opcode in OPCODES else "it is not in the documented list"
+    if instruction.opcode not in OPCODES:
+        return "it is not in the documented list"
+    return "it is not in the installed compiler's own list" if instruction.opcode in context.unlisted else None
 
 
 def _wide_constant(context, instruction):
