@@ -73,7 +73,7 @@ def _join(rank: int, world_size: int) -> Ranks:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         try:
             _state["ranks"] = Ranks(rank, world_size, int(_told().get("patience", 60)))
-        except RuntimeError as error:
+        except TimeoutError as error:
             raise NrtError(f"nrt_load_collectives failed with status NRT_TIMEOUT: {error}") from error
         _state.update(client=_state["ranks"].client, device=_state["ranks"].device)
     joined = _state["ranks"]
@@ -86,6 +86,15 @@ def _core(core_id: int) -> None:
     cores = len(_state["cores"]) if _state["cores"] is not None else 8
     if not 0 <= core_id < cores:
         raise NrtError(f"core {core_id} of {cores}: NRT_LOAD_NOT_ENOUGH_NC")
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that XLA takes as it lies."""
+    memory = np.empty(array.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 class NrtpyTensor:
@@ -101,14 +110,14 @@ class NrtpyTensor:
         return cls(np.ascontiguousarray(array), name, core_id)
 
     def _put(self, array: np.ndarray) -> None:
-        import torch
         from jaxlib import _jax
 
         _client()
-        bits = array.view(np.uint16) if self._is_bfloat16 else array
-        memory = torch.empty(bits.shape, dtype=getattr(torch, str(bits.dtype)))  # aligned, and a copy
-        memory.numpy()[...] = bits
-        memory = memory.view(torch.bfloat16) if self._is_bfloat16 else memory
+        memory = _aligned(array)
+        if self._is_bfloat16:
+            import torch
+
+            memory = torch.from_numpy(memory.view(np.uint16)).view(torch.bfloat16)
         self._buffer = _jax.dlpack_managed_tensor_to_buffer(memory.__dlpack__(), _state["device"], None, None)
 
     @property
@@ -121,10 +130,10 @@ class NrtpyTensor:
         self._put(array.view(self.dtype))
 
     def numpy(self) -> np.ndarray:
-        import torch
-        from jaxlib import _jax
-
         if self._is_bfloat16:
+            import torch
+            from jaxlib import _jax
+
             tensor = torch.from_dlpack(_jax.buffer_to_dlpack_managed_tensor(self._buffer))
             return tensor.view(torch.uint16).numpy().view(self.dtype).copy()
         return np.array(memoryview(self._buffer))
