@@ -21,11 +21,11 @@ RANK = """
 import sys
 sys.modules["jax"] = None  # each import of an array would try to import it, which takes seconds
 import numpy as np, nrtpy
-neff, rank, world_size, enabled = sys.argv[1], *map(int, sys.argv[2:])
+neff, rank, world_size, enabled, steps = sys.argv[1], *map(int, sys.argv[2:])
 nrtpy.configure(visible_cores=[rank])
 try:
     model = nrtpy.NrtpyModel.load_from_neff(neff, cc_enabled=bool(enabled), rank_id=rank, world_size=world_size)
-    for step in range(3):
+    for step in range(steps):
         x = nrtpy.NrtpyTensor.from_numpy(np.array([rank + 1, 10 * step], np.float32))
         y = nrtpy.NrtpyTensor.from_numpy(np.zeros(2, np.float32))
         model(inputs={"input0": x}, outputs={"output0": y})
@@ -48,11 +48,11 @@ def neff(simulator, tmp_path, monkeypatch):
     return path
 
 
-def run(neff, *ranks, world_size=2, enabled=1):
-    """What each of ``ranks`` printed."""
+def run(neff, *ranks, world_size=2, enabled=1, steps=(3, 3)):
+    """What each of ``ranks`` printed. ``steps``: how many each runs before it ends."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, *map(str, (neff, rank, world_size, enabled))],
+            [sys.executable, "-c", RANK, *map(str, (neff, rank, world_size, enabled, steps[rank]))],
             stdout=subprocess.PIPE, text=True,
         )
         for rank in ranks
@@ -69,6 +69,11 @@ def run(neff, *ranks, world_size=2, enabled=1):
 def test_two_ranks_add_up(neff):
     for text in run(neff, 0, 1):
         assert text.endswith("[3.0, 0.0]\n[3.0, 20.0]\n[3.0, 40.0]\n")
+
+
+def test_a_rank_that_ends_fails_the_others(neff):
+    left, ended = run(neff, 0, 1, steps=(3, 1))
+    assert ended.endswith("[3.0, 0.0]\n") and "NRT_EXEC_HW_ERR_COLLECTIVES" in left.splitlines()[-1]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
