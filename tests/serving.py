@@ -13,10 +13,12 @@ from neuron_aot_runtime.contract.manifest import Program
 from neuron_aot_runtime.store import open_bundle
 
 
-def compile_bundle(model: Path | str, directory: Path, ref: str, engine: dict, neuron_config: dict) -> str:
-    """Compile a recipe for the cpu target into ``directory/store``; the bundle's reference."""
+def compile_bundle(
+    model: Path | str, directory: Path, ref: str, engine: dict, neuron_config: dict, *, target="cpu"
+) -> str:
+    """Compile a recipe for ``target`` into ``directory/store``; the bundle's reference."""
     recipe = directory / f"{ref}.yaml"
-    content = {"model": str(model), "engine": engine, "neuron_config": neuron_config, "compile": {"target": "cpu"}}
+    content = {"model": str(model), "engine": engine, "neuron_config": neuron_config, "compile": {"target": target}}
     recipe.write_text(yaml.safe_dump(content))
     command = [sys.executable, "-c", "from neuron_aot.cli import main; main()", "compile", str(recipe)]
     subprocess.run([*command, "--store", str(directory / "store"), "--ref", ref], check=True)

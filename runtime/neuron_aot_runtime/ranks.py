@@ -11,6 +11,7 @@ import json
 import os
 import select
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from .contract.errors import ConfigError, DeviceError, IncompatibleArtifactError
 from .store import Bundle
 
 TIMEOUT = 120.0  # seconds that a rank waits for the others: a process may import for long on a busy host
+LOOPBACK = "127.0.0.1"
 _POLL = 0.02
 _GRACE = 2.0  # seconds that a rank may take to end by itself when another has died
 
@@ -135,6 +137,13 @@ def meet(init_method: str, rank: int, world_size: int, *, timeout: float | None 
             found=init_method,
         )
     return RankGroup(Path(f"{path}.ranks"), rank, world_size, timeout=timeout or TIMEOUT)
+
+
+def free_address() -> str:
+    """``host:port`` on the loopback interface, free now: another process may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return f"{LOOPBACK}:{probe.getsockname()[1]}"
 
 
 def kind_of_rank(bundle: Bundle) -> dict[str, str]:

@@ -16,6 +16,7 @@ from .contract.errors import ConfigError
 ARTIFACTS = "NEURON_COMPILED_ARTIFACTS"
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 CORE_SIZE = "NEURON_LOGICAL_NC_CONFIG"
+ROOT_ADDRESS = "NEURON_RT_ROOT_COMM_ID"
 CACHE = "NEURON_AOT_CACHE"
 CACHE_SIZE = "NEURON_AOT_CACHE_SIZE"
 OFFLINE = "NEURON_AOT_OFFLINE"
@@ -107,6 +108,11 @@ def _bytes(name: str, text: str) -> int:
 def share_threads(processes: int, environ: MutableMapping[str, str] = os.environ) -> None:
     """Give XLA's client in this process its part of the host's cores, unless the user has said how many (NPROC)."""
     environ.setdefault(_XLA_THREADS, str(max(1, len(os.sched_getaffinity(0)) // processes)))
+
+
+def set_root_address(address: str, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Where the Neuron runtimes of an engine's ranks meet, ``host:port`` in rank 0, unless the user has said."""
+    environ.setdefault(ROOT_ADDRESS, address)
 
 
 def set_vllm_defaults(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -19,15 +19,17 @@ def prompts_of(*lengths):
     return [[rng.randrange(256) for _ in range(length)] for length in lengths]
 
 
-def tokens_of(model, folder, ranks, prompts, count, engine=ENGINE, neuron=NEURON, **options):
-    reference = compile_bundle(model, folder, f"tp{ranks}", engine | {"tensor_parallel_size": ranks}, neuron)
-    return generate(
-        reference, model, folder / f"result{ranks}", prompts=prompts, max_tokens=count, rounds=["together"], **options
-    )["rounds"][0]
+def tokens_of(model, folder, ranks, prompts, count, engine=ENGINE, neuron=NEURON, target="cpu", **options):
+    name, engine = f"{target}-tp{ranks}", engine | {"tensor_parallel_size": ranks}
+    reference = compile_bundle(model, folder, name, engine, neuron, target=target)
+    return generate(reference, model, folder / name, prompts=prompts, max_tokens=count, rounds=["together"], **options)[
+        "rounds"
+    ][0]
 
 
-def test_two_and_four_ranks_give_the_tokens_of_one(tiny, tmp_path):
+def test_two_and_four_ranks_give_the_tokens_of_one_and_so_do_two_neuron_ranks(simulator, tiny, tmp_path):
     model = tiny("gqa")  # 4 heads, 2 KV heads: divided by two ranks, shared by four
     prompts = prompts_of(3, 31, 33, 100)
     one, two, four = (tokens_of(model, tmp_path, ranks, prompts, 24) for ranks in (1, 2, 4))
-    assert one == two == four and all(len(tokens) == 24 for tokens in one)
+    neuron = tokens_of(model, tmp_path, 2, prompts, 24, target="trn2")  # its collectives: the simulator's
+    assert one == two == four == neuron and all(len(tokens) == 24 for tokens in one)

@@ -116,7 +116,8 @@ def compile_(options: argparse.Namespace, arguments: list[str], told: dict) -> i
     faults = told.get("faults", {})
     fault = faults.get(tag, faults.get("*", ""))
     before(fault, signature)
-    payload = build(computation)
+    signature["ranks"] = ranks_of(text)
+    payload = build(computation, signature["ranks"])
     neff = pack(
         payload,
         signature,
@@ -179,6 +180,14 @@ def refuse(text: str, target: str) -> None:
     for line in text.splitlines():
         if re.search(r"= [su]\d+\[[^\]]*\]\S* dot\(", line):
             raise Refused("NCC_EVRF035", "dot of integers")
+        if found := re.search(r"= [su]\d+\[[^\]]*\]\S* (all-reduce|reduce-scatter)\(", line):
+            raise Refused({"all-reduce": "NCC_EVRF061"}.get(found[1], "NCC_EVRF063"), f"{found[1]} of integers")
+
+
+def ranks_of(text: str) -> int:
+    """How many ranks run the module together: its largest replica group; 1 without collectives."""
+    groups = re.findall(r"replica_groups=\{\{([\d,]+)\}", text)
+    return max((len(group.split(",")) for group in groups), default=1)
 
 
 def tensors(text: str, shape) -> dict:
@@ -221,20 +230,24 @@ def tag_of(signature: dict) -> str:
     return f"ids_{shapes['ids'][0]}" if "ids" in shapes else "other"
 
 
-def build(computation) -> bytes:
+def build(computation, ranks: int) -> bytes:
     from jaxlib import _jax, xla_client
 
-    client = xla_client.make_cpu_client()
+    client = xla_client.make_cpu_client(num_devices=ranks)
     module = _jax.mlir.xla_computation_to_mlir_module(computation)
     devices = xla_client.DeviceList(tuple(client.local_devices()))
-    return client.serialize_executable(client.compile_and_load(module, devices, xla_client.CompileOptions()))
+    options = xla_client.CompileOptions()
+    options.num_replicas = ranks
+    return client.serialize_executable(client.compile_and_load(module, devices, options))
 
 
 def pack(payload: bytes, signature: dict, lnc: int, *, compress: bool) -> bytes:
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:
         members = {
-            "neff.json": json.dumps({"simulator": True, "aliases": signature["aliases"]}).encode(),
+            "neff.json": json.dumps(
+                {"simulator": True, **{key: signature[key] for key in ("aliases", "ranks")}}
+            ).encode(),
             "sg00/def.json": json.dumps({"inputs": signature["inputs"], "outputs": signature["outputs"]}).encode(),
             "sg00/pe.json": b"{}",
             "sg00/pe.bin": payload,

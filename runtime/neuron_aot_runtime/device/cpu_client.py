@@ -7,13 +7,11 @@ every process that outlives another, so it is gone as soon as the ranks are conn
 from __future__ import annotations
 
 import os
-import socket
 
 from ..contract.errors import DeviceError
-from ..ranks import RankGroup
+from ..ranks import LOOPBACK, RankGroup, free_address
 from ..settings import share_threads
 
-_HOST = "127.0.0.1"
 _ATTEMPTS = 5  # another process may take a free port before the service does
 
 
@@ -65,7 +63,7 @@ class CpuClient:
             "distributed_client": self._store,
             "node_id": ranks.rank,
             "num_nodes": ranks.world_size,
-            "collectives": _jax.make_gloo_tcp_collectives(self._store, hostname=_HOST),
+            "collectives": _jax.make_gloo_tcp_collectives(self._store, hostname=LOOPBACK),
             "num_devices": 1,
         }
 
@@ -86,9 +84,7 @@ def _serve(world_size: int):
     from jaxlib import _jax
 
     for attempt in range(_ATTEMPTS):
-        with socket.socket() as probe:
-            probe.bind((_HOST, 0))
-            address = f"{_HOST}:{probe.getsockname()[1]}"
+        address = free_address()
         try:
             return _jax.get_distributed_runtime_service(address, world_size), address
         except RuntimeError as error:  # XlaRuntimeError is one

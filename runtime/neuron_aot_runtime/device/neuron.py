@@ -19,7 +19,8 @@ import numpy as np
 
 from ..contract.errors import ConfigError, DeviceError, IncompatibleArtifactError
 from ..contract.manifest import RANK_INPUT, Manifest, Program, TensorSpec
-from ..settings import VISIBLE_CORES, read_settings
+from ..ranks import free_address
+from ..settings import VISIBLE_CORES, read_settings, set_root_address
 from .base import ALONE, Place
 from .neff import check_version, read_header
 from .nrt_errors import explain
@@ -169,10 +170,16 @@ class NeuronDevice:
         if self._nrtpy is None:
             import nrtpy
 
+            self._meet()
             with _nrt_errors("starting the Neuron runtime"):
                 nrtpy.configure(visible_cores=[self._core()])
             self._nrtpy = nrtpy
         return self._nrtpy
+
+    def _meet(self) -> None:
+        """Tell this process's Neuron runtime where to find the other ranks'."""
+        if (ranks := self._place.ranks) is not None:
+            set_root_address(ranks.gather("root address", free_address() if ranks.rank == 0 else None)[0])
 
     def _core(self) -> int:
         """The logical core of this rank."""
