@@ -49,27 +49,6 @@ def test_24_prompts_give_the_tokens_of_transformers(smollm2, prompts, tmp_path):
         assert_greedy(smollm2, prompts, tokens, length=64)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_several_ranks_give_the_tokens_of_transformers(ranks, smollm2, prompts, tmp_path):
-    """9 heads and 3 KV heads: padded and replicated over 2 and over 4 ranks. Prefill in segments, as many decode steps."""
-    chosen = [prompt for prompt, length in zip(prompts, LENGTHS, strict=True) if length <= 130][:6]
-    engine = {
-        "dtype": "float32",
-        "max_model_len": 256,
-        "max_num_batched_tokens": 64,
-        "max_num_seqs": 4,
-        "block_size": 32,
-    }
-    reference = compile_bundle(
-        smollm2, tmp_path, f"tp{ranks}", engine | {"tensor_parallel_size": ranks},
-        {"num_batched_tokens_buckets": [64], "num_seqs_buckets": [4]},
-    )  # fmt: skip
-    result = generate(
-        reference, smollm2, tmp_path / "result", prompts=chosen, max_tokens=24, rounds=["together"], timeout=240
-    )
-    assert_greedy(smollm2, chosen, result["rounds"][0], length=24)
-
-
 def test_bfloat16_logits_stay_near_float32(smollm2, prompts, tmp_path):
     """Prefill in segments and three decode steps of one batch, straight on the device."""
     reference = compile_bundle(
