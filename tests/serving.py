@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,24 @@ from pathlib import Path
 import yaml
 from neuron_aot_runtime.contract.manifest import Program
 from neuron_aot_runtime.store import open_bundle
+
+#: Of a tiny model: one prefill bucket, one decode bucket, prompts above 32 tokens in segments.
+TINY_ENGINE = {
+    "dtype": "float32", "max_model_len": 256, "max_num_batched_tokens": 32, "max_num_seqs": 2, "block_size": 16,
+    "num_gpu_blocks_override": 40,
+}  # fmt: skip
+TINY_NEURON = {"num_batched_tokens_buckets": [32], "num_seqs_buckets": [2]}
+
+
+def tiny_prompts(*lengths: int) -> list[list[int]]:
+    """Prompts of random tokens below 256, always the same."""
+    rng = random.Random(5)
+    return [[rng.randrange(256) for _ in range(length)] for length in lengths]
+
+
+def tokens_together(reference: str, model: Path | str, result: Path, prompts: list, count: int) -> list[list[int]]:
+    """``count`` new tokens of each prompt, all served at once."""
+    return generate(reference, model, result, prompts=prompts, max_tokens=count, rounds=["together"])["rounds"][0]
 
 
 def compile_bundle(

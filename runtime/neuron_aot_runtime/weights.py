@@ -116,7 +116,9 @@ def read_param(
 ) -> tuple[np.ndarray, bool]:
     """One param for one rank, of ``spec``'s shape and dtype, and whether it is a view of the file.
 
-    ``forget`` (see ``Checkpoint``) is called with what has been copied. Raises CheckpointError when the parts that the map declares do not make up that shape.
+    ``forget`` (see ``Checkpoint``) is called with what has been copied.
+
+    Raises CheckpointError when the parts that the map declares do not make up that shape.
     """
     shapes = [_whole_shape(source) for source in entry.sources]
     if entry.transpose:

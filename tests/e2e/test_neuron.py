@@ -4,21 +4,14 @@ target's."""
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 
 import pytest
 import yaml
-from serving import generate
+from serving import TINY_ENGINE, TINY_NEURON, tiny_prompts, tokens_together
 
 pytest.importorskip("vllm")
-
-ENGINE = {
-    "dtype": "float32", "max_model_len": 256, "max_num_batched_tokens": 32, "max_num_seqs": 2, "block_size": 16,
-    "num_gpu_blocks_override": 40,
-}  # fmt: skip
-NEURON = {"num_batched_tokens_buckets": [32], "num_seqs_buckets": [2]}
 
 
 def neuron_aot(*arguments, check=True):
@@ -30,18 +23,10 @@ def neuron_aot(*arguments, check=True):
 
 def write_recipe(folder, model, **engine):
     recipe = folder / "recipe.yaml"
-    document = {"model": str(model), "engine": ENGINE | engine, "neuron_config": NEURON, "compile": {"target": "trn2"}}
+    document = {"model": str(model), "engine": TINY_ENGINE | engine, "neuron_config": TINY_NEURON}
+    document["compile"] = {"target": "trn2"}
     recipe.write_text(yaml.safe_dump(document))
     return recipe
-
-
-def tokens_of(reference, model, result, prompts, count):
-    return generate(reference, model, result, prompts=prompts, max_tokens=count, rounds=["together"])["rounds"][0]
-
-
-def prompts_of(*lengths):
-    rng = random.Random(5)
-    return [[rng.randrange(256) for _ in range(length)] for length in lengths]
 
 
 def test_tokens_through_vllm_are_those_of_the_cpu_target(simulator, tiny, tmp_path):
@@ -49,8 +34,10 @@ def test_tokens_through_vllm_are_those_of_the_cpu_target(simulator, tiny, tmp_pa
     recipe = write_recipe(tmp_path, model)
     for target in ("trn2", "cpu"):
         neuron_aot("compile", recipe, "--target", target, "--store", store, "--ref", target)
-    prompts = prompts_of(3, 31, 33, 100, 150)
-    neuron, cpu = (tokens_of(f"{store}@{target}", model, tmp_path / target, prompts, 24) for target in ("trn2", "cpu"))
+    prompts = tiny_prompts(3, 31, 33, 100, 150)
+    neuron, cpu = (
+        tokens_together(f"{store}@{target}", model, tmp_path / target, prompts, 24) for target in ("trn2", "cpu")
+    )
     assert neuron == cpu and all(len(tokens) == 24 for tokens in neuron)
 
 
@@ -126,5 +113,7 @@ def test_smollm2_through_vllm_gives_the_tokens_of_the_cpu_target(simulator, smol
     found = []
     for target in ("trn2", "cpu"):
         neuron_aot("compile", recipe, "--target", target, "--store", tmp_path / "s", "--ref", target, "--jobs", "1")
-        found.append(tokens_of(f"{tmp_path / 's'}@{target}", smollm2, tmp_path / target, prompts_of(5, 40, 140), 32))
+        found.append(
+            tokens_together(f"{tmp_path / 's'}@{target}", smollm2, tmp_path / target, tiny_prompts(5, 40, 140), 32)
+        )
     assert found[0] == found[1] and all(len(tokens) == 32 for tokens in found[0])

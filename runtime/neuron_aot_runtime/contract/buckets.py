@@ -26,7 +26,7 @@ def program_name(phase: str, bucket: Bucket) -> str:
 
 
 def bucket_distance(one: Bucket, other: Bucket) -> tuple[float, int, int]:
-    """How far ``one`` is from ``other``, by the ratios of their sizes and contexts; of two as far, the smaller is nearer."""
+    """How far ``one`` is from ``other``: by the ratios of sizes and contexts; of two as far, the smaller is nearer."""
     ratio = abs(math.log(one.size / other.size)) + abs(math.log(one.context / other.context))
     return round(ratio, 9), one.size, one.context
 

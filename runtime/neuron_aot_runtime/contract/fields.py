@@ -91,8 +91,8 @@ ENGINE: dict[str, Field] = {
         "enable_flashinfer_autotune disable_custom_all_reduce disable_cascade_attn optimization_level "
         "enable_cumem_allocator enable_nccl_comm_suspend enable_shm_tensor_arena gdn_prefill_backend "
         "kda_prefill_backend kda_decode_backend disable_nccl_for_dp_synchronization"),
-    **_irrelevant("a replica is an engine of its own, with all of the bundle's ranks", "data_parallel_size data_parallel_rank "
-        "data_parallel_start_rank data_parallel_size_local data_parallel_address data_parallel_rpc_port "
+    **_irrelevant("a replica is an engine of its own, with all of the bundle's ranks",
+        "data_parallel_size data_parallel_rank data_parallel_start_rank data_parallel_size_local data_parallel_address data_parallel_rpc_port "
         "data_parallel_hybrid_lb data_parallel_external_lb data_parallel_multi_port_external_lb "
         "data_parallel_backend dp_sync_interval"),
     **_irrelevant("read only together with a parallelism that is refused", "dcp_comm_backend dcp_q_replicate "

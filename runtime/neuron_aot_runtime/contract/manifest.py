@@ -7,7 +7,9 @@ Calling convention of version 2. A program is a pure function over flat, ordered
 
 ``params`` and ``states`` are the same for all programs of a bundle, so the manifest spells them once. Indices are
 int32. All shapes are those of one rank. With ``world_size`` > 1 every rank runs the same programs, and the last input
-of each is ``rank``, int32 [1], which the device writes (it knows its rank), and no caller passes. A bundle's identity is the sha256 of its canonical JSON; nothing of time, host or user is in it.
+of each is ``rank``, int32 [1], which the device writes (it knows its rank), and no caller passes.
+
+A bundle's identity is the sha256 of its canonical JSON; nothing of time, host or user is in it.
 """
 
 from __future__ import annotations

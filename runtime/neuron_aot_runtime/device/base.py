@@ -72,7 +72,7 @@ class Device(Protocol):
         """Allocate the KV cache, zeroed, once; programs overwrite it in place."""
 
     def execute(self, name: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run a loaded program. ``inputs`` by name, all but ``rank``, of the program's exact shapes and dtypes (int32 indices).
+        """Run a loaded program. ``inputs`` by name, all but ``rank``, of the program's exact shapes and dtypes.
 
         Blocks until the outputs are readable and returns them by name, as host arrays that stay valid.
         Raises DeviceError.

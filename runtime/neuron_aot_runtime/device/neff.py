@@ -19,7 +19,7 @@ from pathlib import Path
 from ..contract.errors import IncompatibleArtifactError, IntegrityError
 
 HEADER_SIZE = 1024
-#: The newest format that the documents describe.
+#: The newest that we know of. No document says which is the newest: raise these with the first newer one.
 NEWEST_PACKAGE, NEWEST_MAJOR = 2, 2
 _HEADER = struct.Struct("<QQQQQ128sI32s16s256sI64sQI468s")
 assert _HEADER.size == HEADER_SIZE
