@@ -214,9 +214,11 @@ def assemble(recipe: Recipe, store: Store, toolchain: Toolchain, *, ref: str | N
 
 def _publish(plan: Plan, programs, store: Store, toolchain: Toolchain, ref: str | None) -> str:
     requests = [request.request_key for request, _ in programs.values()]
-    bundle = store.publish(bundle_manifest(plan, programs, toolchain), requests)
-    if ref is not None:
-        store.set_ref(ref, RefRecord(bundle=bundle, model=str(plan.recipe.model)))
+    manifest = bundle_manifest(plan, programs, toolchain)
+    with store.leased(bundles=[manifest.bundle_id]):  # it may be there already, and old enough for a gc
+        bundle = store.publish(manifest, requests)
+        if ref is not None:
+            store.set_ref(ref, RefRecord(bundle=bundle, model=str(plan.recipe.model)))
     return bundle
 
 

@@ -130,11 +130,12 @@ def purge(store: Store, name: str, *, force: bool = False) -> list[Entry]:
 def _reachable(store: Store, keep_last: int, grace: float) -> set[str]:
     found: set[str] = set()
     programs: set[str] = set()
+    bundles: set[str] = set()
     # Before the refs and bundles: a push whose lease is gone by now has published, one that has not still holds it.
     for lease in leases.pushes(store.backend):
         found |= {program_path(key) for key in lease.programs} | {blob_path(digest) for digest in lease.blobs}
         programs |= {program_path(key) for key in lease.programs}
-    bundles = set()
+        bundles |= set(lease.bundles)
     for name in refs(store.backend):
         bundles.add(read_ref(store.backend, name).bundle)
         bundles |= {record.bundle for record in history(store.backend, name)[:keep_last]}

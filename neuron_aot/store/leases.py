@@ -22,7 +22,9 @@ PUSH_ALIVE = 24 * 3600
 
 
 @contextmanager
-def held(backend, kind: str, programs: Iterable[str] = (), blobs: Iterable[str] = ()) -> Iterator[str]:
+def held(
+    backend, kind: str, programs: Iterable[str] = (), blobs: Iterable[str] = (), bundles: Iterable[str] = ()
+) -> Iterator[str]:
     """Hold a lease; yields its path."""
     path = f"leases/{kind}-{uuid.uuid4().hex}.json"
     lease = Lease(
@@ -30,6 +32,7 @@ def held(backend, kind: str, programs: Iterable[str] = (), blobs: Iterable[str] 
         started_at=now(),
         programs=tuple(sorted(programs)),
         blobs=tuple(sorted(blobs)),
+        bundles=tuple(sorted(bundles)),
     )
     backend.create(path, lease.to_json())
     try:

@@ -13,6 +13,8 @@ from neuron_aot_runtime.contract.layout import bundle_path, history_directory, h
 from neuron_aot_runtime.store import RefRecord, parse_record, read_ref
 from neuron_aot_runtime.store.records import now
 
+from . import leases
+
 
 def set_ref(backend, name: str, record: RefRecord) -> RefRecord:
     """Let a ref mean ``record.bundle``; nothing is written when it does already. Returns the ref's record.
@@ -20,27 +22,24 @@ def set_ref(backend, name: str, record: RefRecord) -> RefRecord:
     Raises UsageError (bad name), NotFoundError (no such bundle).
     """
     path = ref_path(name)
-    try:
-        backend.stat(bundle_path(record.bundle))
-    except NotFoundError as error:
-        raise NotFoundError(
-            f"the store {backend.location} has no bundle {record.bundle}: the ref {name} was not moved",
-            wanted=record.bundle,
-            next_command=f"neuron-aot push SOURCE@{record.bundle} {backend.location}",
-        ) from error
+    _require_bundle(backend, name, record)
     try:
         current = read_ref(backend, name)
         if (current.bundle, current.model) == (record.bundle, record.model):
             return current
     except NotFoundError:
         pass
-    mine = _append(backend, name, record)
-    while True:
-        backend.replace(path, mine.to_json())
-        latest = _numbers(backend, name)[-1]
-        if latest <= mine.number:
-            return mine
-        mine = _entry(backend, name, latest)
+    # Under a lease: until the ref says so, nothing else may keep an old bundle from a gc.
+    with leases.held(backend, "push", bundles=[record.bundle]):
+        leases.wait_for_gc(backend)
+        _require_bundle(backend, name, record)
+        mine = _append(backend, name, record)
+        while True:
+            backend.replace(path, mine.to_json())
+            latest = _numbers(backend, name)[-1]
+            if latest <= mine.number:
+                return mine
+            mine = _entry(backend, name, latest)
 
 
 def remove_ref(backend, name: str) -> None:
@@ -70,6 +69,17 @@ def rollback(backend, name: str) -> RefRecord:
             next_command=f"neuron-aot refs log {backend.location}@{name}",
         )
     return set_ref(backend, name, RefRecord(bundle=before.bundle, model=before.model))
+
+
+def _require_bundle(backend, name: str, record: RefRecord) -> None:
+    try:
+        backend.stat(bundle_path(record.bundle))
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"the store {backend.location} has no bundle {record.bundle}: the ref {name} was not moved",
+            wanted=record.bundle,
+            next_command=f"neuron-aot push SOURCE@{record.bundle} {backend.location}",
+        ) from error
 
 
 def _append(backend, name: str, record: RefRecord) -> RefRecord:

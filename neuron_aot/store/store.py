@@ -192,9 +192,11 @@ class Store(BlobStore):
         return refs.set_ref(self.backend, name, record)
 
     @contextmanager
-    def leased(self, programs: Iterable[str] = (), blobs: Iterable[str] = ()) -> Iterator[None]:
+    def leased(
+        self, programs: Iterable[str] = (), blobs: Iterable[str] = (), bundles: Iterable[str] = ()
+    ) -> Iterator[None]:
         """Until its end no gc takes these, whatever their age. Waits for a gc that runs already."""
-        with leases.held(self.backend, "push", programs, blobs):
+        with leases.held(self.backend, "push", programs, blobs, bundles):
             leases.wait_for_gc(self.backend)
             yield
 

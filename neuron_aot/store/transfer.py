@@ -70,11 +70,13 @@ def copy_bundle(
         manifest = _with_artifacts(manifest, winners)
         requests = read_requests(source, bundle.bundle_id, programs)
         parallel(destination.put_request, requests)
-        bundle_id = destination.publish(manifest, [request.request_key for request in requests])
-        if bundle_id == bundle.bundle_id:
-            copy.signatures(bundle_id)
-        if ref is not None:
-            destination.set_ref(ref, RefRecord(bundle=bundle_id, model=bundle.ref.model if bundle.ref else None))
+        # A bundle that was there already may be old enough for a gc to take between its publication and its ref.
+        with destination.leased(bundles=[manifest.bundle_id]):
+            bundle_id = destination.publish(manifest, [request.request_key for request in requests])
+            if bundle_id == bundle.bundle_id:
+                copy.signatures(bundle_id)
+            if ref is not None:
+                destination.set_ref(ref, RefRecord(bundle=bundle_id, model=bundle.ref.model if bundle.ref else None))
     return Report(
         bundle=bundle_id,
         source_bundle=bundle.bundle_id,

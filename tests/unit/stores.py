@@ -75,25 +75,30 @@ def read_all(location: str, ref: str) -> str:
     return bundle.bundle_id
 
 
-class DieAt:
-    """Kills this process before the n-th writing call of a back end; counts them all."""
+class At:
+    """Does something before the n-th writing call of a back end. ``left``: negative once it has."""
 
     WRITES = ("create", "create_file", "replace", "replace_file", "delete")
 
-    def __init__(self, store: Store, step: int) -> None:
-        self.left, self.lock = step, threading.Lock()
+    def __init__(self, store: Store, step: int, action: Callable[[], object]) -> None:
+        self.left, self.lock, self.action = step, threading.Lock(), action
         for name in self.WRITES:
             setattr(store.backend, name, self._counted(getattr(store.backend, name)))
 
     def _counted(self, method):
         def call(*args, **options):
             with self.lock:
-                if self.left == 0:
-                    os.kill(os.getpid(), 9)
-                self.left -= 1
+                due, self.left = self.left == 0, self.left - 1
+                if due:
+                    self.action()
             return method(*args, **options)
 
         return call
+
+
+def die() -> None:
+    """As a power cut would have it."""
+    os.kill(os.getpid(), 9)
 
 
 def run_in_process(function, *arguments) -> int:

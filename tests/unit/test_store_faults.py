@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from fake_toolchain import FAKE, write_recipe
-from neuron_aot_runtime.store import open_bundle
-from stores import PROCESSES, DieAt, check_whole, make_bundle, new_place, read_all, run_in_process
+from neuron_aot_runtime.contract.errors import NotFoundError
+from neuron_aot_runtime.store import RefRecord, open_bundle, read_ref
+from stores import PROCESSES, At, check_whole, die, make_bundle, new_place, read_all, run_in_process
 
 from neuron_aot.pipeline import compile_recipe
 from neuron_aot.recipe import load_recipe
@@ -33,7 +34,7 @@ def push(source: str, place: str, ref: str = "fake/demo"):
 def _push_and_die(source: str, place: str, step: int) -> None:
     streams.STREAMS = 1  # one object after the other, so that the n-th is the same one in each run
     store = open_store(place)
-    DieAt(store, step)
+    At(store, step, die)
     transfer.copy_bundle(open_bundle(f"{source}@fake/demo"), store, ref="fake/demo")
 
 
@@ -129,3 +130,54 @@ def test_a_gc_during_pushes_takes_nothing_that_they_need(place, tmp_path, compil
     assert writer.exitcode == 0 and runs
     check_whole(open_store(place))
     assert read_all(place, "fake/demo") == open_bundle(f"{second.location}@fake/demo").bundle_id
+
+
+def _with_a_gc_at_each_step(place: str, before, work) -> None:
+    """``work(store)`` once per writing call of its own, with a gc that spares nothing before that call."""
+    step, ran = 0, True
+    while ran:
+        before()
+        store = open_store(place)
+        at = At(store, step, lambda: collect(open_store(place), grace=-60))
+        work(store)
+        check_whole(open_store(place))
+        step, ran = step + 1, at.left < 0
+    assert step > 4  # lease, history, ref, lease at least
+
+
+def test_a_gc_at_any_moment_of_a_push_takes_nothing_that_it_needs(place, tmp_path, compiler, monkeypatch):
+    """Of a bundle that is there already, and old: only the push that is under way keeps it."""
+    monkeypatch.setattr(streams, "STREAMS", 1)
+    first, second = make_bundle(tmp_path / "a", engine=OTHER), make_bundle(tmp_path / "b")
+    bundle = open_bundle(f"{second.location}@fake/demo")
+
+    def before() -> None:
+        push(second.location, place)
+        push(first.location, place)
+
+    def work(store) -> None:
+        transfer.copy_bundle(bundle, store, ref="fake/demo")
+        assert read_all(place, "fake/demo") == bundle.bundle_id
+
+    _with_a_gc_at_each_step(place, before, work)
+
+
+def test_a_gc_at_any_moment_of_moving_a_ref_never_leaves_it_dangling(place, tmp_path, compiler):
+    first, second = make_bundle(tmp_path / "a", engine=OTHER), make_bundle(tmp_path / "b")
+
+    def before() -> None:
+        push(second.location, place)
+        push(first.location, place)
+
+    wanted, moved = open_bundle(f"{second.location}@fake/demo").bundle_id, []
+
+    def work(store) -> None:
+        try:
+            store.set_ref("fake/demo", RefRecord(bundle=wanted))
+        except NotFoundError:  # the gc was first; the ref is what it was
+            assert read_ref(store.backend, "fake/demo").bundle != wanted
+        else:
+            moved.append(read_all(place, "fake/demo"))
+
+    _with_a_gc_at_each_step(place, before, work)
+    assert len(moved) >= 3 and set(moved) == {wanted}  # the gc came while the lease was held, or never

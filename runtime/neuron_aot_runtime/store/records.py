@@ -112,6 +112,7 @@ class Lease(_Record):
     owner: str | None = None
     programs: tuple[Key, ...] = ()
     blobs: tuple[Digest, ...] = ()
+    bundles: tuple[Key, ...] = ()
 
 
 def now() -> str:
