@@ -48,8 +48,15 @@ def generate(reference: str, model: Path | str, result: Path, *, timeout: int = 
     """Run e2e/generate.py, which says what ``job`` and its result hold."""
     command = [sys.executable, str(Path(__file__).parent / "e2e" / "generate.py"), reference, str(model), str(result)]
     done = subprocess.run(command, input=json.dumps(job), text=True, capture_output=True, timeout=timeout, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == 0, _first_errors(done.stdout + done.stderr)
     return json.loads(result.read_text())
+
+
+def _first_errors(log: str) -> str:
+    """The lines that say what went wrong, first: vLLM ends in tracebacks of every process that heard of it."""
+    lines = log.splitlines()
+    told = [line for line in lines if "ERROR" in line and "^^^" not in line and ", line " not in line]
+    return "\n".join([*told[:60], "…", *lines[-40:]])
 
 
 def tree(reference: str) -> dict[str, str]:

@@ -49,15 +49,16 @@ def test_24_prompts_give_the_tokens_of_transformers(smollm2, prompts, tmp_path):
         assert_greedy(smollm2, prompts, tokens, length=64)
 
 
-def test_three_ranks_give_the_tokens_of_transformers(smollm2, prompts, tmp_path):
-    """Three, for vLLM refuses a number of ranks that does not divide the 9 query heads (see docs/architecture.md)."""
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_divide_no_heads_give_the_tokens_of_transformers(smollm2, prompts, tmp_path, ranks):
+    """9 query heads and 3 KV heads: two ranks pad both, of four two share a KV head."""
     chosen = [prompt for prompt, length in zip(prompts, LENGTHS, strict=True) if length in (3, 33, 64, 129)]
     engine = {
         "dtype": "float32", "max_model_len": 256, "max_num_batched_tokens": 64, "max_num_seqs": 4, "block_size": 32,
-        "tensor_parallel_size": 3,
+        "tensor_parallel_size": ranks,
     }  # fmt: skip
     neuron = {"num_batched_tokens_buckets": [64], "num_seqs_buckets": [4]}
-    reference = compile_bundle(smollm2, tmp_path, "tp3", engine, neuron)
+    reference = compile_bundle(smollm2, tmp_path, f"tp{ranks}", engine, neuron)
     assert_greedy(smollm2, chosen, tokens_together(reference, smollm2, tmp_path / "result", chosen, 16), length=16)
 
 

@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from neuron_aot_runtime.contract.errors import ConfigError, DeviceError
+from neuron_aot_runtime.contract.facts import Fact
 from neuron_aot_runtime.ranks import RankGroup, meet
+from neuron_aot_runtime.vllm.arguments import serving_arguments
 
 RANK = """
 import sys, time
@@ -80,3 +83,19 @@ def test_when_a_rank_dies_the_others_end_within_seconds_and_name_it(tmp_path):
 def test_ranks_meet_on_one_host_only():
     with pytest.raises(ConfigError, match="directory of one host"):
         meet("tcp://10.0.0.1:29500", 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("heads", "ranks", "padded"), [(9, 1, None), (9, 3, None), (9, 2, 10), (9, 4, 12), (32, 32, None)]
+)
+def test_vllm_is_told_the_query_heads_that_the_ranks_hold(heads, ranks, padded):
+    """Where they differ from config.json's; with the head size, which transformers would derive from their number."""
+    manifest = SimpleNamespace(
+        world_size=ranks,
+        model=SimpleNamespace(facts=(Fact(name="num_attention_heads", sources=(), value=heads),)),
+        kv_cache=SimpleNamespace(head_size=64),
+        serving=SimpleNamespace(engine={"dtype": "float32", "quantization": None}),
+    )
+    arguments = serving_arguments(manifest)
+    expected = {"hf_overrides": {"num_attention_heads": padded, "head_dim": 64}} if padded else {}
+    assert arguments == {"dtype": "float32", "async_scheduling": False, **expected}

@@ -15,6 +15,6 @@ def engine_args(reference: str) -> dict[str, Any]:
     Raises StoreError.
     """
     from .active import open_once
+    from .arguments import serving_arguments
 
-    engine = open_once(reference).manifest.serving.engine
-    return {name: value for name, value in engine.items() if value is not None} | {"async_scheduling": False}
+    return serving_arguments(open_once(reference).manifest)

@@ -22,6 +22,7 @@ from ..contract.layout import is_bundle_id
 from ..store import Bundle
 from ..weights import check_checkpoint
 from .active import CommandLine, active_bundle, logger
+from .arguments import padded_heads, serving_arguments
 from .check import Difference, compare, missing_programs
 from .making import making
 from .requests import refusal
@@ -59,7 +60,7 @@ class NeuronPlatform(Platform):
         if parser is not None:
             CommandLine.active = True
             try:
-                parser.set_defaults(**serving_arguments())
+                parser.set_defaults(**serving_arguments(active_bundle().manifest))
             except NeuronAotError:
                 logger.debug("no engine defaults from the bundle", exc_info=True)
             return
@@ -165,12 +166,6 @@ class NeuronPlatform(Platform):
         """vLLM's own kernels are never run."""
 
 
-def serving_arguments() -> dict[str, Any]:
-    """The engine arguments that the active bundle serves with, under vLLM's names. Raises StoreError."""
-    engine = active_bundle().manifest.serving.engine
-    return {name: value for name, value in engine.items() if value is not None} | {"async_scheduling": False}
-
-
 def _freeze_imports() -> None:
     """All of vLLM is imported by now: collections during start-up (one is explicit, in the engine) need not walk it.
 
@@ -212,10 +207,13 @@ def _refuse_differences(vllm_config: VllmConfig) -> None:
     from .asked import asked_engine, served_config
 
     bundle = active_bundle()
+    engine = asked_engine(vllm_config)
+    if engine["hf_overrides"] == padded_heads(bundle.manifest):
+        del engine["hf_overrides"]  # ours: it replaces nothing that a program was made from
     result = compare(
         bundle.manifest,
         config=served_config(vllm_config),
-        engine=asked_engine(vllm_config),
+        engine=engine,
         additional_config=vllm_config.additional_config or {},
     )
     result = replace(result, differences=(*result.differences, *_unsupported(vllm_config)))
