@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import random
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import yaml
@@ -88,3 +95,70 @@ def _batch(program: Program, programs: tuple[Program, ...], longest: int) -> lis
     smaller = [item.bucket.context for item in programs if item.phase == "prefill" and item.bucket.size == bucket.size]
     prior = max(context for context in smaller if context < bucket.context)
     return [-(-prior // longest) * longest + bucket.size // 2 + 1]
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def start_server(reference, model, *arguments, port, log):
+    """vLLM's OpenAI-compatible server; its output goes to the file ``log``."""
+    environment = os.environ | {"NEURON_COMPILED_ARTIFACTS": reference}
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
+    with open(log, "w") as output:
+        return subprocess.Popen([*command, *arguments], env=environment, stdout=output, stderr=subprocess.STDOUT)
+
+
+class Server:
+    """A client of the server in ``process``, whose model is called tiny."""
+
+    def __init__(self, port, process):
+        self.url, self.process = f"http://127.0.0.1:{port}", process
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+            return answer.read().decode()
+
+    def post(self, path, **body):
+        """(status, decoded JSON)."""
+        request = urllib.request.Request(
+            self.url + path, json.dumps({"model": "tiny", **body}).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def stream(self, path, **body):
+        request = urllib.request.Request(
+            self.url + path,
+            json.dumps({"model": "tiny", "stream": True, **body}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            lines = [line.decode().strip() for line in answer]
+        return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+@contextlib.contextmanager
+def running(reference, model, *arguments, log):
+    """A Server that answers; ended at the end, if it has not ended by itself."""
+    port = free_port()
+    process = start_server(reference, model, "--served-model-name", "tiny", *arguments, port=port, log=log)
+    server = Server(port, process)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            assert process.poll() is None, log.read_text()[-5000:]
+            assert time.monotonic() < deadline, log.read_text()[-5000:]
+            with contextlib.suppress(OSError):
+                server.get("/health")
+                break
+            time.sleep(0.1)
+        yield server
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)

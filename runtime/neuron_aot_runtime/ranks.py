@@ -45,7 +45,7 @@ class RankGroup:
         A topic is used once. Raises DeviceError naming the ranks that did not come in time.
         """
         path = self._file(topic, self.rank)
-        part = path.with_suffix(".part")
+        part = path.with_name(f"{path.name}.part")  # this rank's own, beside those of the others
         part.write_text(json.dumps(value))
         part.rename(path)
         deadline = time.monotonic() + self.timeout

@@ -1,26 +1,14 @@
 """Real bundles of a tiny model through vLLM: LLM and the OpenAI-compatible server, in processes of their own."""
 
-import contextlib
-import json
-import os
 import random
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from pathlib import Path
 
 import pytest
 from reference import TOLERANCE, differences
-from serving import compile_bundle, generate, tree
+from serving import compile_bundle, free_port, generate, running, start_server, tree
 
 pytest.importorskip("vllm")
 
-HERE = Path(__file__).parent
 ENGINE = {
     "dtype": "float32",
     "max_model_len": 512,
@@ -84,69 +72,6 @@ def test_greedy_programs_give_the_same_tokens(greedy, tmp_path):
 
 
 # The server
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def start(reference, model, *arguments, port, log):
-    environment = os.environ | {"NEURON_COMPILED_ARTIFACTS": reference}
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
-    with open(log, "w") as output:
-        return subprocess.Popen([*command, *arguments], env=environment, stdout=output, stderr=subprocess.STDOUT)
-
-
-class Server:
-    def __init__(self, port):
-        self.url = f"http://127.0.0.1:{port}"
-
-    def get(self, path):
-        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
-            return answer.read().decode()
-
-    def post(self, path, **body):
-        """(status, decoded JSON)."""
-        request = urllib.request.Request(
-            self.url + path, json.dumps({"model": "tiny", **body}).encode(), {"Content-Type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-
-    def stream(self, path, **body):
-        request = urllib.request.Request(
-            self.url + path,
-            json.dumps({"model": "tiny", "stream": True, **body}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            lines = [line.decode().strip() for line in answer]
-        return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-
-
-@contextlib.contextmanager
-def running(reference, model, *arguments, log):
-    port = free_port()
-    process = start(reference, model, "--served-model-name", "tiny", *arguments, port=port, log=log)
-    server = Server(port)
-    try:
-        deadline = time.monotonic() + 120
-        while True:
-            assert process.poll() is None, log.read_text()[-5000:]
-            assert time.monotonic() < deadline, log.read_text()[-5000:]
-            with contextlib.suppress(OSError):
-                server.get("/health")
-                break
-            time.sleep(0.1)
-        yield server
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +183,7 @@ def test_two_replicas_from_one_bundle_give_the_tokens_of_one(served, tmp_path):
 def refused(reference, model, *arguments, tmp_path):
     """(exit code, the error that the user sees) of a server that must not come up."""
     log = tmp_path / "log"
-    process = start(reference, model, *arguments, port=free_port(), log=log)
+    process = start_server(reference, model, *arguments, port=free_port(), log=log)
     try:
         code = process.wait(90)
     finally:

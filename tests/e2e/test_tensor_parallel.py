@@ -1,7 +1,11 @@
 """Several ranks through vLLM's worker processes: the tokens of one rank."""
 
+import re
+import time
+
+import psutil
 import pytest
-from serving import TINY_ENGINE, TINY_NEURON, compile_bundle, tiny_prompts, tokens_together
+from serving import TINY_ENGINE, TINY_NEURON, compile_bundle, running, tiny_prompts, tokens_together
 
 pytest.importorskip("vllm")
 
@@ -18,3 +22,17 @@ def test_two_and_four_ranks_give_the_tokens_of_one_and_so_do_two_neuron_ranks(si
     one, two, four = (tokens_of(model, tmp_path, ranks, prompts) for ranks in (1, 2, 4))
     neuron = tokens_of(model, tmp_path, 2, prompts, target="trn2")  # its collectives: the simulator's
     assert one == two == four == neuron and all(len(tokens) == 24 for tokens in one)
+
+
+def test_a_server_whose_rank_is_killed_ends_within_seconds_and_names_it(tiny, tmp_path):
+    model, log = tiny("gqa"), tmp_path / "log"
+    reference = compile_bundle(model, tmp_path, "two", TINY_ENGINE | {"tensor_parallel_size": 2}, TINY_NEURON)
+    with running(reference, str(model), log=log) as server:
+        assert server.post("/v1/completions", prompt=[1, 2, 3], max_tokens=4)[0] == 200
+        (rank,) = (int(process) for process in re.findall(r"pid=(\d+)\).* rank 1 is ready", log.read_text()))
+        assert rank in {child.pid for child in psutil.Process(server.process.pid).children(recursive=True)}
+        killed = time.monotonic()
+        psutil.Process(rank).kill()
+        server.process.wait(30)  # with 0: vLLM calls the end of its engine a shutdown
+        assert time.monotonic() - killed < 20
+    assert f"rank 1 (process {rank}) has died: rank 0 ends as well" in log.read_text()

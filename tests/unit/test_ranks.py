@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -48,6 +49,15 @@ def end(processes):
         for process in processes:
             process.kill()
     return [(process.returncode, text) for process, text in zip(processes, texts, strict=True)]
+
+
+def test_ranks_that_write_at_the_same_instant_bring_each_its_own(tmp_path):
+    def rank(number: int) -> list[list[int]]:
+        group = RankGroup(tmp_path / "g", number, 8, timeout=20)
+        return [group.gather(f"topic{round_}", number) for round_ in range(20)]
+
+    with ThreadPoolExecutor(8) as ranks:
+        assert list(ranks.map(rank, range(8))) == [[list(range(8))] * 20] * 8
 
 
 def test_ranks_of_one_kind_agree_and_leave_nothing_behind(tmp_path):
