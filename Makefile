@@ -41,7 +41,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest
 
 test-unit: $(STAMP)
-	$(BIN)/python -m pytest -m "not e2e"
+	$(BIN)/python -m pytest -m "not e2e" -n auto --dist loadfile
 
 test-e2e: $(STAMP)
 	$(BIN)/python -m pytest -m e2e

@@ -61,7 +61,7 @@ def compile_command(
     loaded = command_recipe(recipe, command=from_command, target=target, lnc=lnc)
     opened, jobs = open_store(store), jobs or read_settings().workers
     if dry_run:
-        return _dry_run(loaded, opened, open_executor(executor), json_output)
+        return _dry_run(loaded, opened, part, open_executor(executor), json_output)
     with compile_progress() as progress:
         report = compile_recipe(
             loaded, opened, default_toolchain(), ref=ref, progress=progress, jobs=jobs, retry_failed=retry_failed,
@@ -140,13 +140,15 @@ def _command(verb: str, recipe, from_command, store, target, lnc) -> str:
     return shlex.join(["neuron-aot", verb, *([str(recipe)] if recipe else []), *words])
 
 
-def _dry_run(recipe, store, executor, json_output: bool) -> None:
+def _dry_run(recipe, store, shard, executor, json_output: bool) -> None:
     from ..compiling import doomed, estimated_memory
     from ..make import default_toolchain
     from ..pipeline import make_plan
     from ..plan import budget_lines
 
     plan = make_plan(recipe, store, default_toolchain())
+    if shard is not None:
+        plan = plan.only(shard)
     needs = estimated_memory(plan, store)
     host = executor.memory()
     refused = doomed(needs, host)

@@ -81,6 +81,12 @@ def test_dry_run_writes_nothing(run):
     assert planned["missing"] == 4 and len(planned["programs"][0]["request_key"]) == 64
     assert not Path("store").exists()
     assert "to make" in run("compile", "recipe.yaml", "--dry-run").stdout
+    parts = [json.loads(run("compile", "recipe.yaml", "--dry-run", "--shard", part, "--json").stdout)["programs"]
+             for part in ("1/2", "2/2")]  # fmt: skip
+    assert sorted(item["name"] for part in parts for item in part) == sorted(
+        item["name"] for item in planned["programs"]
+    )
+    assert all(len(part) == 2 for part in parts)
 
 
 def test_dry_run_tells_the_memory_of_each_program_and_whether_the_compile_would_be_refused(run, monkeypatch):
