@@ -49,16 +49,18 @@ def test_24_prompts_give_the_tokens_of_transformers(smollm2, prompts, tmp_path):
         assert_greedy(smollm2, prompts, tokens, length=64)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_that_divide_no_heads_give_the_tokens_of_transformers(smollm2, prompts, tmp_path, ranks):
+@pytest.mark.parametrize(("target", "ranks"), [("cpu", 2), ("cpu", 4), ("trn2", 2), ("trn2", 4)])
+def test_ranks_that_divide_no_heads_give_the_tokens_of_transformers(
+    simulator, smollm2, prompts, tmp_path, target, ranks
+):
     """9 query heads and 3 KV heads: two ranks pad both, of four two share a KV head."""
     chosen = [prompt for prompt, length in zip(prompts, LENGTHS, strict=True) if length in (3, 33, 64, 129)]
     engine = {
         "dtype": "float32", "max_model_len": 256, "max_num_batched_tokens": 64, "max_num_seqs": 4, "block_size": 32,
-        "tensor_parallel_size": ranks,
+        "tensor_parallel_size": ranks, "num_gpu_blocks_override": 33,
     }  # fmt: skip
     neuron = {"num_batched_tokens_buckets": [64], "num_seqs_buckets": [4]}
-    reference = compile_bundle(smollm2, tmp_path, f"tp{ranks}", engine, neuron)
+    reference = compile_bundle(smollm2, tmp_path, f"tp{ranks}", engine, neuron, target=target)
     assert_greedy(smollm2, chosen, tokens_together(reference, smollm2, tmp_path / "result", chosen, 16), length=16)
 
 
