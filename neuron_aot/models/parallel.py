@@ -11,6 +11,7 @@ Legend: N tokens, R rows, V vocabulary, v = ceil(V / ranks) its part of one rank
 from __future__ import annotations
 
 import torch
+from neuron_aot_runtime.contract.errors import RecipeError
 from neuron_aot_runtime.contract.manifest import RANK_INPUT
 from torch import Tensor
 
@@ -69,7 +70,13 @@ class Ranks:
             return blocks.sample(logits, greedy=greedy)
         if not greedy:
             return {"logits": collectives.all_gather(logits, 1, self._world).narrow(1, 0, vocab_size)}
-        assert vocab_size < _EXACT, f"an index below {vocab_size} is not exact in float32"
+        if vocab_size > _EXACT:
+            raise RecipeError(
+                "greedy sampling over several ranks passes token ids as float32, which is exact below 2^24",
+                wanted=f"vocab_size of at most {_EXACT}",
+                found=str(vocab_size),
+                next_command="leave on_device_sampling_config out",
+            )
         rows, part = logits.shape
         index = torch.arange(part, dtype=torch.int32, device=logits.device) + self._rank * part
         if part * self._world > vocab_size:

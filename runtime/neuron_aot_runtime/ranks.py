@@ -154,7 +154,7 @@ def kind_of_rank(bundle: Bundle) -> dict[str, str]:
     facts = {"manifest": bundle.manifest.bundle_id, "neuron-aot-runtime": __version__}
     for program in bundle.manifest.programs:
         try:
-            bundle.artifact_path(program)
+            bundle.check_artifact(program)
             facts[f"artifact of {program.name}"] = program.artifact.digest
         except NeuronAotError as error:
             facts[f"artifact of {program.name}"] = error.found or error.message

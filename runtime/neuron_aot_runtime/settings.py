@@ -110,9 +110,22 @@ def share_threads(processes: int, environ: MutableMapping[str, str] = os.environ
     environ.setdefault(_XLA_THREADS, str(max(1, len(os.sched_getaffinity(0)) // processes)))
 
 
+def root_address(replica: int, environ: MutableMapping[str, str] = os.environ) -> str | None:
+    """Where the user lets the Neuron runtimes of an engine's ranks meet, ``host:port`` in rank 0; None when unsaid.
+
+    Each replica has the next port, for an address serves one engine. Raises ConfigError.
+    """
+    if not (said := environ.get(ROOT_ADDRESS)):
+        return None
+    host, _, port = said.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) + replica < 1 << 16:
+        raise ConfigError(f"{ROOT_ADDRESS} is no address", wanted="host:port", found=repr(said))
+    return f"{host}:{int(port) + replica}"
+
+
 def set_root_address(address: str, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Where the Neuron runtimes of an engine's ranks meet, ``host:port`` in rank 0, unless the user has said."""
-    environ.setdefault(ROOT_ADDRESS, address)
+    """Tell this process's Neuron runtime where it meets those of the other ranks."""
+    environ[ROOT_ADDRESS] = address
 
 
 def set_vllm_defaults(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -160,23 +160,6 @@ def test_a_greedy_bundle_refuses_other_sampling(greedy, tmp_path):
         assert server.post("/v1/completions", prompt=[1, 2, 3], max_tokens=4, temperature=0)[0] == 200
 
 
-def test_two_replicas_from_one_bundle_give_the_tokens_of_one(served, tmp_path):
-    reference, model = served
-    prompts = prompts_of(5, 33, 60, 100)
-    replicas = ("--data-parallel-size", "2", "--api-server-count", "1")
-    with running(reference, model, *replicas, log=tmp_path / "log") as server:
-        found = []
-        for prompt in prompts:  # one after the other, so that vLLM turns from replica to replica
-            body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
-            status, answer = server.post("/v1/completions", logprobs=0, return_tokens_as_token_ids=True, **body)
-            assert status == 200, answer
-            tokens = answer["choices"][0]["logprobs"]["tokens"]
-            found.append([int(token.removeprefix("token_id:")) for token in tokens])
-    assert [d for d in differences(model, prompts, found) if d.deficit > TOLERANCE] == []
-    text = (tmp_path / "log").read_text()
-    assert text.count("rank 0 is ready") == 2, "each replica has loaded the bundle"
-
-
 # What ends the start
 
 

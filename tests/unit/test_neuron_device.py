@@ -12,6 +12,7 @@ from neuron_aot_runtime.contract.errors import ConfigError, DeviceError, Incompa
 from neuron_aot_runtime.contract.manifest import Artifact, Manifest, Program, Serving, TensorSpec
 from neuron_aot_runtime.device import neuron
 from neuron_aot_runtime.device.nrt_errors import STATUSES, explain
+from neuron_aot_runtime.settings import root_address
 from toy import decode_inputs, model_plan, prefill_inputs, program_plan
 
 from neuron_aot.codegen import code_generator
@@ -190,6 +191,24 @@ def test_ranks_take_the_visible_cores_in_order(monkeypatch):
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "all")
     with pytest.raises(ConfigError, match="names no cores"):
         core(0)
+
+
+def test_each_replica_meets_at_a_port_of_its_own(monkeypatch):
+    monkeypatch.delenv("NEURON_RT_ROOT_COMM_ID", raising=False)
+    assert root_address(3) is None
+    monkeypatch.setenv("NEURON_RT_ROOT_COMM_ID", "10.0.0.1:62182")
+    assert [root_address(replica) for replica in (0, 2)] == ["10.0.0.1:62182", "10.0.0.1:62184"]
+    for wrong in ("10.0.0.1", ":62182", "host:port", "host:65535"):
+        monkeypatch.setenv("NEURON_RT_ROOT_COMM_ID", wrong)
+        with pytest.raises(ConfigError, match="NEURON_RT_ROOT_COMM_ID is no address"):
+            root_address(1)
+
+
+def test_the_cpu_target_needs_no_core_of_its_own(monkeypatch):
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0")
+    assert devices.core_of("cpu", 3) == 3
+    with pytest.raises(ConfigError, match="no core for rank 3"):
+        devices.core_of("trn2", 3)
 
 
 def test_a_host_without_the_runtime_or_with_other_cores_is_refused(monkeypatch):

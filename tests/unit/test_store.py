@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_toolchain import FAKE, write_recipe
-from neuron_aot_runtime.contract.canonical import digest_bytes
+from neuron_aot_runtime.contract.canonical import digest_bytes, digest_file
 from neuron_aot_runtime.contract.errors import (
     AccessDeniedError,
     FullDiskError,
@@ -230,6 +230,40 @@ def test_a_damaged_artifact_is_named_and_never_returned(store, template, damage)
         bundle.artifact_path(program)
     text = str(caught.value)
     assert program.artifact.digest in text and program.name in text and "neuron-aot compile" in text
+
+
+@pytest.mark.parametrize("harm", ["write", "replace", "touch", "remove"])
+def test_a_verified_artifact_is_read_again_when_anything_about_its_file_changed(store, template, harm, monkeypatch):
+    write_all(store, template)
+    bundle = open_bundle(f"{store.root}@a/b")
+    (program,) = bundle.manifest.programs
+    path, read = bundle.artifact_path(program), []
+    monkeypatch.setattr(
+        "neuron_aot_runtime.store.bundle.digest_file", lambda path: read.append(path) or digest_file(path)
+    )
+    bundle.check_artifact(program)
+    assert not read
+    os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 10**9))
+    bundle.check_artifact(program)
+    assert len(read) == 1, "it is what it was, and one knows only after reading"
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    if harm == "write":
+        path.write_bytes(bytes(len(path.read_bytes())))
+    elif harm == "replace":
+        (path.parent / "other").write_bytes(bytes(path.stat().st_size))
+        os.replace(path.parent / "other", path)
+    elif harm == "remove":
+        path.unlink()
+    if harm != "remove":
+        os.utime(path, ns=times)  # whoever harms may set the times back
+    if harm == "touch":
+        bundle.check_artifact(program)
+        assert len(read) == 2
+        return
+    with pytest.raises(NotFoundError if harm == "remove" else IntegrityError):
+        bundle.check_artifact(program)
+    with pytest.raises(NotFoundError if harm == "remove" else IntegrityError):
+        bundle.artifact_path(program)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[1]", b"\x00"])

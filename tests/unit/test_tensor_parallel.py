@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -98,11 +99,14 @@ def generate(name: str, folder: Path, **parallel) -> list[list[torch.Tensor]]:
     entries = list(zip(manifest.weight_map, manifest.params, strict=True))
     ranks = LocalRanks(
         [
-            {spec.name: torch.from_numpy(read_param(checkpoint, entry, spec, rank)[0]) for entry, spec in entries}
+            {spec.name: to_torch(read_param(checkpoint, entry, spec, rank)[0]) for entry, spec in entries}
             for rank in world
         ]
     )
-    states = [{spec.name: torch.zeros(spec.shape) for spec in manifest.states} for _ in world]
+    states = [
+        {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in manifest.states}
+        for _ in world
+    ]
     steps, (output,) = [], [spec.name for spec in artifacts["decode"][0].outputs]
 
     def run(phase: str, inputs: dict) -> int:
@@ -121,6 +125,12 @@ def generate(name: str, folder: Path, **parallel) -> list[list[torch.Tensor]]:
     for position in range(PROMPT, PROMPT + NEW):
         token = run("decode", decode_inputs([(token, position, blocks)], size=2, context=64))
     return steps
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    if array.dtype != ml_dtypes.bfloat16:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
 
 
 def prompt(vocab_size: int) -> list[int]:
@@ -160,6 +170,16 @@ def test_any_number_of_ranks_equals_transformers_step_by_step(name, world_size, 
             assert torch.equal(logits, found[0]), "all ranks give the same"
             torch.testing.assert_close(logits, wanted, atol=2e-4, rtol=1e-4)
             assert logits.argmax() == wanted.argmax()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_in_bfloat16_any_number_of_ranks_stays_near_transformers_in_float32(world_size, tmp_path):
+    """Ranks round their partial sums to bfloat16 before these are added."""
+    steps = generate("9 heads, 3 kv", tmp_path, world_size=world_size, sequence_parallel=True, dtype="bfloat16")
+    for found, wanted in zip(steps[:3], transformers_logits("9 heads, 3 kv"), strict=False):
+        for logits in found:
+            assert torch.equal(logits, found[0]), "all ranks give the same"
+            assert (logits - wanted).norm() / wanted.norm() < 0.05
 
 
 @pytest.mark.parametrize(("name", "world_size"), [("9 heads, 3 kv", 4), ("6 heads, 2 kv", 2)])
@@ -270,6 +290,13 @@ def test_of_equal_logits_the_lowest_token_is_chosen_whatever_rank_has_it():
         return ranks.sample(padded[:, 2 * rank : 2 * rank + 2], 5, greedy=True)["tokens"]
 
     assert all(tokens.tolist() == rows.argmax(-1).tolist() == [1, 4, 0] for tokens in run_ranks(4, sampled))
+
+
+def test_a_vocabulary_whose_ids_float32_cannot_hold_is_refused():
+    plan = program_plan("decode", 1, 8, BASE, world_size=2, greedy=True)
+    with pytest.raises(RecipeError, match="exact below 2") as refused:
+        Ranks(plan, {"rank": torch.zeros(1, dtype=torch.int32)}).sample(torch.zeros(1, 2), (1 << 24) + 1, greedy=True)
+    assert refused.value.next_command
 
 
 def test_all_ranks_are_compared_with_their_definition_and_a_lost_sum_is_noticed(tmp_path, monkeypatch):

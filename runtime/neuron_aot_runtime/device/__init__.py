@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .base import ALONE, Device, Place
 
-__all__ = ["Device", "Place", "open_device"]
+__all__ = ["Device", "Place", "core_of", "open_device"]
 
 
 def open_device(target: str, place: Place = ALONE) -> Device:
@@ -28,3 +28,12 @@ def open_device(target: str, place: Place = ALONE) -> Device:
         found=", ".join(("cpu", *TARGETS)),
         next_command="compile the recipe with --target cpu, or serve this bundle on a host of its target",
     )
+
+
+def core_of(target: str, index: int) -> int:
+    """The core of a host's ``index``-th rank, over all replicas. Raises ConfigError where a Neuron target has fewer."""
+    if target == "cpu":
+        return index
+    from .neuron import visible_core
+
+    return visible_core(index)

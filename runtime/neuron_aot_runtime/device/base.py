@@ -32,12 +32,13 @@ from ..ranks import RankGroup
 @dataclass(frozen=True)
 class Place:
     """Which of an engine's ranks a device is. ``core``: the logical core it was given, None for the visible one of
-    its rank; ``ranks``: how it meets the others, None where there are none."""
+    its rank; ``ranks``: how it meets the others, None where there are none; ``replica``: which engine of several."""
 
     rank: int = 0
     world_size: int = 1
     core: int | None = None
     ranks: RankGroup | None = None
+    replica: int = 0
 
 
 ALONE = Place()

@@ -20,7 +20,7 @@ import numpy as np
 from ..contract.errors import ConfigError, DeviceError, IncompatibleArtifactError
 from ..contract.manifest import RANK_INPUT, Manifest, Program, TensorSpec
 from ..ranks import free_address
-from ..settings import VISIBLE_CORES, read_settings, set_root_address
+from ..settings import VISIBLE_CORES, read_settings, root_address, set_root_address
 from .base import ALONE, Place
 from .neff import check_version, read_header
 from .nrt_errors import explain
@@ -179,7 +179,8 @@ class NeuronDevice:
     def _meet(self) -> None:
         """Tell this process's Neuron runtime where to find the other ranks'."""
         if (ranks := self._place.ranks) is not None:
-            set_root_address(ranks.gather("root address", free_address() if ranks.rank == 0 else None)[0])
+            address = (root_address(self._place.replica) or free_address()) if ranks.rank == 0 else None
+            set_root_address(ranks.gather("root address", address)[0])
 
     def _core(self) -> int:
         """The logical core of this rank."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..contract.canonical import digest_file
@@ -32,6 +32,7 @@ class Bundle:
     manifest: Manifest
     ref: RefRecord | None = None
     signers: tuple[str, ...] = ()
+    _verified: dict[Path, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def store_root(self) -> str:
@@ -43,7 +44,21 @@ class Bundle:
 
         Raises NotFoundError when the blob is absent, IntegrityError when it is damaged, AccessDeniedError.
         """
-        return self.verified_blob(program.artifact, f"the artifact of {program.name}")
+        path = self.verified_blob(program.artifact, f"the artifact of {program.name}")
+        self._verified[path] = _state_of(path)
+        return path
+
+    def check_artifact(self, program: Program) -> None:
+        """As ``artifact_path``, but a file that was verified by this process, or by the one that it was forked from, and
+        has not changed since is not read again. For comparing ranks, never for loading.
+        """
+        try:
+            path = self.reader.blob_file(program.artifact.digest, program.artifact.size)
+            unchanged = self._verified.get(path) == _state_of(path)
+        except (NotFoundError, OSError):
+            unchanged = False
+        if not unchanged:
+            self.artifact_path(program)  # says what is wrong
 
     def verified_blob(self, artifact: Artifact, subject: str) -> Path:
         """A local file with any blob that a record of the bundle names; ``subject`` is what messages call it.
@@ -165,6 +180,12 @@ def read_manifest(reader: StoreReader, bundle_id: str) -> Manifest:
             next_command=f"remove {where} and run neuron-aot compile again",
         )
     return manifest
+
+
+def _state_of(path: Path) -> tuple[int, ...]:
+    """What changes with every write to a file: nobody but the kernel sets the last one."""
+    state = path.stat()
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 def _only_bundle(reader: StoreReader) -> tuple[str, RefRecord | None]:

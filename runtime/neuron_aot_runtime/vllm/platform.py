@@ -141,9 +141,7 @@ class NeuronPlatform(Platform):
     @classmethod
     def device_id_to_physical_device_id(cls, device_id: int) -> int:
         """The core of a host's ``device_id``-th rank, over all replicas: vLLM cannot read ranges such as 0-3."""
-        from ..device.neuron import visible_core
-
-        return visible_core(device_id)
+        return devices.core_of(active_bundle().manifest.target, device_id)
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:

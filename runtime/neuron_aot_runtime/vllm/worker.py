@@ -169,6 +169,7 @@ class NeuronWorker(WorkerBase):
             world_size=self._bundle.manifest.world_size,
             core=given[self.local_rank] if given else None,
             ranks=self._ranks,
+            replica=self.parallel_config.data_parallel_index,
         )
 
     def _load_program(self, program: Program) -> None:

@@ -1,11 +1,13 @@
 """``nrtpy`` for tests: the documented API over XLA:CPU; it runs what the simulator's neuronx-cc made.
 
 NEURON_SIMULATOR may name a JSON file with {"runtime": {"load" | "execute" | "allocate": "NRT_STATUS"}}: that call fails.
-{"runtime": {"patience": SECONDS}} is how long a rank waits for the others at its first load (60 unless said). Device memory is the PJRT client's; every tensor is a copy, as on a device.
+{"runtime": {"patience": SECONDS}} is how long a rank waits for the others at its first load (60 unless said). Device memory is the PJRT client's; every tensor is a copy, as on a device. A core belongs to the process that configured it: beside that file
+lies one for each core, <file>.core<n>, locked by its process and holding its number.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import io
 import json
@@ -20,7 +22,7 @@ from nrtpy_ranks import ADDRESS, Ranks
 
 TensorInfo = namedtuple("TensorInfo", "shape size")
 calls: list[tuple] = []  # what was asked, for tests
-_state = {"client": None, "device": None, "cores": None, "ranks": None}
+_state = {"client": None, "device": None, "cores": None, "ranks": None, "claims": []}
 
 
 class NrtpyError(RuntimeError):
@@ -34,12 +36,30 @@ class NrtError(NrtpyError):
 def configure(visible_cores=None) -> None:
     if _state["client"] is not None:
         raise NrtpyError("configure() must come before first use")
+    _claim(visible_cores or ())
     _state["cores"] = list(visible_cores) if visible_cores is not None else None
     calls.append(("configure", _state["cores"]))
 
 
+def _claim(cores) -> None:
+    if (told := os.environ.get("NEURON_SIMULATOR")) is None:
+        return
+    for core in cores:
+        file = open(f"{told}.core{core}", "a+")  # noqa: SIM115 held for as long as the runtime lives
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise NrtError(f"nrt_init failed with status NRT_RESOURCE: core {core} is another process's") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        _state["claims"].append(file)
+
+
 def reset() -> None:
-    _state.update(client=None, device=None, cores=None, ranks=None)
+    for file in _state["claims"]:
+        file.close()
+    _state.update(client=None, device=None, cores=None, ranks=None, claims=[])
     calls.append(("reset",))
 
 
