@@ -36,15 +36,18 @@ demo: $(STAMP)
 $(MODEL)/config.json: $(STAMP)
 	$(BIN)/python recipes/checkpoints.py $(MODEL)
 
-# One run: tests/conftest.py puts the quick tests first, and its closing line counts all of them.
+# One run: tests/conftest.py puts the quick tests first, and its closing line counts all of them. A worker for each core,
+# and a file's tests in one worker, for they share servers and bundles.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-unit: $(STAMP)
-	$(BIN)/python -m pytest -m "not e2e" -n auto --dist loadfile
+	$(PYTEST) -m "not e2e"
 
 test-e2e: $(STAMP)
-	$(BIN)/python -m pytest -m e2e
+	$(PYTEST) -m e2e
 
 # On a host with a Neuron device, its driver, nrtpy and neuronx-cc: the first thing to run there.
 test-device: $(STAMP)

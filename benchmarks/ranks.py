@@ -1,11 +1,11 @@
-"""Several ranks on this machine: what each reads and holds of the weights, and an engine's steps at TP 1 and TP 3.
+"""Several ranks on this machine: what each reads and holds of the weights, and an engine's steps at TP 1 and TP 2.
 
     python -m benchmarks.ranks [--rounds N]
 
 Weights: SmolLM2-135M in float32 from a checkpoint in bfloat16 (so that everything is copied), each rank in a process of
 its own, alone, from a cold page cache; beside it a plain read of the whole checkpoint, cold as well. Steps: two engines
-in turns on the same cores; 3 ranks, for vLLM refuses a number that does not divide the model's 9 query heads. More ranks
-on the same cores can only cost: the figure is what the collectives and the other processes take.
+in turns on the same cores. Two ranks hold 10 padded query heads and 4 KV heads where the model has 9 and 3, and more ranks on
+the same cores can only cost: the figure is what the padding, the collectives and the other process take.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ def measure_weights(rounds: int) -> dict:
 
 
 def measure_steps(rounds: int) -> dict:
-    sides = {ranks: build(ranks, "bfloat16") for ranks in (1, 3)}
+    sides = {ranks: build(ranks, "bfloat16") for ranks in (1, 2)}
     steps: dict[str, dict[str, list[float]]] = {name: {} for name in CASES}
-    with Engine(sides[1]) as one, Engine(sides[3]) as three:
+    with Engine(sides[1]) as one, Engine(sides[2]) as two:
         for round_number in range(rounds + 1):
             for name, command in CASES.items():
-                for side, engine in (("TP 1", one), ("TP 3", three)):
+                for side, engine in (("TP 1", one), ("TP 2", two)):
                     taken = engine.run(command)["step"]
                     if round_number:  # the first one fills caches
                         steps[name].setdefault(side, []).extend(taken)

@@ -15,12 +15,22 @@ os.environ["VLLM_NO_USAGE_STATS"] = "1"
 ROOT = Path(__file__).resolve().parents[1]
 
 
+# Files go to workers whole, in this order, so that no long one is left for the end.
+LONGEST = ("test_smollm2", "test_serving", "test_tensor_parallel", "test_neuron", "test_data_parallel")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything under tests/e2e is e2e, and runs last: the quick tests speak first."""
+
+    def rank(item: pytest.Item) -> int:
+        if item.get_closest_marker("e2e") is None:
+            return 0
+        return 1 + (LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
     for item in items:
         if "e2e" in item.path.relative_to(ROOT).parts:
             item.add_marker(pytest.mark.e2e)
-    items.sort(key=lambda item: item.get_closest_marker("e2e") is not None)
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session")

@@ -150,7 +150,7 @@ def running(reference, model, *arguments, log):
     process = start_server(reference, model, "--served-model-name", "tiny", *arguments, port=port, log=log)
     server = Server(port, process)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while True:
             assert process.poll() is None, log.read_text()[-5000:]
             assert time.monotonic() < deadline, log.read_text()[-5000:]
@@ -161,4 +161,4 @@ def running(reference, model, *arguments, log):
         yield server
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(90)

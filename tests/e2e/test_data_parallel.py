@@ -29,7 +29,9 @@ def served_one_by_one(server, prompts, count=16):
         tokens = answer["choices"][0]["logprobs"]["tokens"]
         found.append([int(token.removeprefix("token_id:")) for token in tokens])
     lines = re.findall(
-        r'^vllm:request_success_total\{engine="(\d)",finished_reason="length",.*\} (\S+)', server.get("/metrics"), re.MULTILINE
+        r'^vllm:request_success_total\{engine="(\d)",finished_reason="length",.*\} (\S+)',
+        server.get("/metrics"),
+        re.MULTILINE,
     )
     return found, {int(engine): float(count) for engine, count in lines}
 

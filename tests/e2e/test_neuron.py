@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 
 def neuron_aot(*arguments, check=True):
     command = [sys.executable, "-c", "from neuron_aot.cli import main; main()", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0 or not check, done.stdout + done.stderr
     return done
 

@@ -31,7 +31,7 @@ def _run(
         env=os.environ | {"PYTHONPATH": path} | environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
         check=False,
     )
     assert ended.returncode == code, (ended.stdout[-3000:], ended.stderr[-6000:])

@@ -168,7 +168,7 @@ def refused(reference, model, *arguments, tmp_path):
     log = tmp_path / "log"
     process = start_server(reference, model, *arguments, port=free_port(), log=log)
     try:
-        code = process.wait(90)
+        code = process.wait(240)
     finally:
         process.kill()
     text = log.read_text()
