@@ -10,8 +10,9 @@ MODEL  := models/SmolLM2-135M-Instruct
 # What the environment must not hold; see the head of requirements.lock.
 EXCLUDED := triton torchvision torchaudio torchcodec
 
-# Beside the environment, for tests/unit/test_ray.py alone: vLLM's engine imports Ray wherever it finds it, 2 s of start-up.
-RAY := ray==2.60.0 msgpack==1.2.4
+# Beside the environment, each for one file of tests: vLLM imports both wherever it finds them, 3 s of every start-up.
+RAY   := ray==2.60.0 msgpack==1.2.4
+BOTO3 := boto3==1.44.8 botocore==1.44.8 s3transfer==0.19.3 python-dateutil==2.9.0.post0 six==1.17.0
 
 .PHONY: install demo test test-unit test-e2e test-device browser lint bench lock clean
 
@@ -26,6 +27,7 @@ $(STAMP): pyproject.toml runtime/pyproject.toml requirements.lock
 	$(PIP) install --quiet --no-compile --no-deps -r requirements.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation -e runtime -e .
 	$(PIP) install --quiet --no-compile --no-deps --target $(VENV)/ray $(RAY)
+	$(PIP) install --quiet --no-compile --no-deps --target $(VENV)/boto3 $(BOTO3)
 	$(PIP) uninstall --quiet --yes $(EXCLUDED) 2>/dev/null  # an environment made otherwise may have them
 	$(BIN)/python -c "import neuron_aot, transformers, jax, vllm.entrypoints.openai.api_server" >/dev/null
 	touch $@

@@ -135,7 +135,7 @@ class Bench:
         self.environment = os.environ | self.server.environment() | {
             "S3_ENDPOINT_URL": self.server.endpoint,
             "NEURON_AOT_CACHE": str(directory / "cache"),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(Path(sys.prefix) / "boto3")]),
         }  # fmt: skip
 
     def run(self, name: str, command: list[str], nbytes: int) -> dict:

@@ -13,7 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..contract.errors import ConfigError
+from ..contract.errors import (
+    AccessDeniedError,
+    ConfigError,
+    ExpiredCredentialsError,
+    NeuronAotError,
+    UnreachableError,
+)
 
 _ENVIRONMENT_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
@@ -21,6 +27,10 @@ _ENVIRONMENT_CREDENTIALS = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
+#: In a profile: it has no keys of its own, somebody has to be asked for them.
+_SIGN_IN = {"sso_session", "sso_start_url", "login_session", "role_arn", "credential_process"}
+_SIGN_IN_AGAIN = ("SSO", "Login", "TokenRetrieval", "(ExpiredToken", "(401)")
+_UNREACHABLE = ("EndpointConnection", "ConnectTimeout", "ReadTimeout", "ConnectionClosed", "ProxyConnection")
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,7 @@ def s3_options(environ: Mapping[str, str] = os.environ) -> dict:
         options["secret_access_key"] = profile.get("aws_secret_access_key", "")
         if "aws_session_token" in profile:
             options["session_token"] = profile["aws_session_token"]
-    elif {"sso_session", "sso_start_url", "role_arn", "credential_process"} & set(profile):
+    elif _SIGN_IN & set(profile):
         options["credential_provider"] = _boto3_provider(profile["name"])
     return options
 
@@ -72,6 +82,7 @@ def s3_options(environ: Mapping[str, str] = os.environ) -> dict:
 def _boto3_provider(profile: str):
     try:
         import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError as error:
         raise ConfigError(
@@ -80,7 +91,33 @@ def _boto3_provider(profile: str):
             found="not installed",
             next_command="pip install boto3, or export the credentials (aws configure export-credentials --format env)",
         ) from error
-    return Boto3CredentialProvider(boto3.Session(profile_name=profile))
+    try:
+        return Boto3CredentialProvider(boto3.Session(profile_name=profile))
+    except (BotoCoreError, ClientError, ValueError) as error:
+        raise sign_in_error(f"{type(error).__name__}: {error}") from error
+
+
+def sign_in_error(said: str, environ: Mapping[str, str] = os.environ) -> NeuronAotError:
+    """Our error for what boto3 says when it cannot get a profile's credentials, as ``KindOfError: message``."""
+    name = _profile(environ).get("name", "default")
+    wanted = f"the credentials of the AWS profile {name!r}"
+    if any(sign in said for sign in _UNREACHABLE):
+        return UnreachableError(
+            "AWS's sign-in service cannot be reached", wanted=wanted, found=said, next_command="check the network"
+        )
+    if any(sign in said for sign in _SIGN_IN_AGAIN):
+        return ExpiredCredentialsError(
+            f"the sign-in of the AWS profile {name!r} has expired, or there was none",
+            wanted=wanted,
+            found=said,
+            next_command=f"aws sso login --profile {name}, then run it again",
+        )
+    return AccessDeniedError(
+        f"the AWS profile {name!r} got no credentials",
+        wanted=wanted,
+        found=said,
+        next_command=f"see what AWS says: aws sts get-caller-identity --profile {name}",
+    )
 
 
 def _profile(environ: Mapping[str, str]) -> dict[str, str]:
@@ -121,8 +158,6 @@ def _credentials(environ: Mapping[str, str], profile: Mapping[str, str]) -> Sett
     for variable in _ENVIRONMENT_CREDENTIALS:
         if environ.get(variable):
             return Setting("credentials", "set", variable)
-    if profile and (
-        {"aws_access_key_id", "sso_session", "sso_start_url", "role_arn", "credential_process"} & set(profile)
-    ):
+    if profile and ({"aws_access_key_id"} | _SIGN_IN) & set(profile):
         return Setting("credentials", "set", f"profile {profile['name']}")
     return Setting("credentials", None, "not set: an instance role, if there is one")

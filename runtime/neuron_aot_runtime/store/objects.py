@@ -26,7 +26,7 @@ from ..contract.errors import (
     UsageError,
     WrongRegionError,
 )
-from .aws import s3_options
+from .aws import s3_options, sign_in_error
 from .reader import CHUNK, Entry, digest_stream, refuse_absurd
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
@@ -171,6 +171,8 @@ class ObjectReader:
         said = code or _status(text) or type(error).__name__
         where = {"wanted": f"{path} in {self.location}", "found": said}
         doctor = f"neuron-aot doctor {self.location}"
+        if (provider := re.search(r"External AWS credential provider: (.*)", text)) is not None:
+            raise sign_in_error(provider[1]) from error
         if code == "NoSuchBucket":
             raise UnknownBucketError(
                 f"there is no bucket {self.bucket}", **where, next_command=f"check the name and the endpoint: {doctor}"
