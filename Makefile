@@ -10,6 +10,9 @@ MODEL  := models/SmolLM2-135M-Instruct
 # What the environment must not hold; see the head of requirements.lock.
 EXCLUDED := triton torchvision torchaudio torchcodec
 
+# Without bytecode, which some images forbid, each start of vLLM compiles its sources anew: 25 s of imports rather than 9 s.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Beside the environment, each for one file of tests: vLLM imports both wherever it finds them, 3 s of every start-up.
 RAY   := ray==2.60.0 msgpack==1.2.4
 BOTO3 := boto3==1.44.8 botocore==1.44.8 s3transfer==0.19.3 python-dateutil==2.9.0.post0 six==1.17.0

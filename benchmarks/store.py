@@ -136,6 +136,7 @@ class Bench:
             "S3_ENDPOINT_URL": self.server.endpoint,
             "NEURON_AOT_CACHE": str(directory / "cache"),
             "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(Path(sys.prefix) / "boto3")]),
+            "PYTHONDONTWRITEBYTECODE": "",  # or each start of a Python side compiles its sources anew
         }  # fmt: skip
 
     def run(self, name: str, command: list[str], nbytes: int) -> dict:
