@@ -69,6 +69,17 @@ for path in pathlib.Path(sys.argv[1]).rglob("*"):
             hashlib.file_digest(file, "sha256")
 """
 
+# What s5cmd brings, hashed as well, by a thread for each core: the same work as our pull.
+_THEN_SHA256 = """
+import concurrent.futures as cf, hashlib, os, pathlib, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+def work(path):
+    with open(path, "rb", buffering=0) as file:
+        hashlib.file_digest(file, "sha256")
+with cf.ThreadPoolExecutor(os.cpu_count()) as pool:
+    list(pool.map(work, [path for path in pathlib.Path(sys.argv[-1]).rglob("*") if path.is_file()]))
+"""
+
 
 def make_store(directory: Path, blobs: int, size: int, *, shared: Store | None = None, share: float = 0) -> Store:
     """A store of one bundle of random blobs; the first ``share`` of them are those of ``shared``."""
@@ -141,6 +152,7 @@ class Bench:
 
     def run(self, name: str, command: list[str], nbytes: int) -> dict:
         """Run one side; returns and tells what it took."""
+        os.sync()  # nobody pays for what another has not yet written
         before, started = self._server_seconds(), time.monotonic()
         process = subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         told = process.stderr.read().decode()
@@ -186,6 +198,7 @@ def measure(size: int, blobs: int, rounds: int, directory: Path) -> dict:
                 "push boto3": [*boto3, "push", str(source / "blobs"), f"boto{number}/"],
                 "pull neuron-aot": neuron_aot("pull", f"{at}ours{number}@bench", str(here / "ours")),
                 "pull s5cmd": [*s5cmd, "cp", f"{at}s5{number}/*", f"{here}/s5/"],
+                "pull s5cmd, then sha256": [sys.executable, "-c", _THEN_SHA256, *s5cmd, "cp", f"{at}s5{number}/*", f"{here}/s5sha/"],
                 "pull boto3": [*boto3, "pull", str(here / "boto"), f"boto{number}/"],
             }
             for name, command in turns.items():

@@ -9,7 +9,7 @@ from neuron_aot_runtime.contract.errors import NotFoundError
 from neuron_aot_runtime.store.objects import ObjectReader
 
 #: Bytes. Memory of one upload: _PART * _PARTS_AT_ONCE.
-_PART, _PARTS_AT_ONCE = 8 << 20, 4
+_PART, _PARTS_AT_ONCE = 8 << 20, 2
 
 
 class S3Backend(ObjectReader):

@@ -27,7 +27,7 @@ from ..contract.layout import blob_path
 
 #: Bytes. Records and manifests are read whole, so an absurd one must not fill the memory.
 RECORD_LIMIT = 64 << 20
-CHUNK = 1 << 20
+CHUNK = 1 << 18
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
