@@ -8,6 +8,7 @@ says why a concurrent push loses nothing.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,15 +58,19 @@ class Plan:
         return sum(entry.size for entry in self.doomed)
 
 
-def plan_gc(store: Store, *, keep_last: int = 1, grace: float = DEFAULT_GRACE) -> Plan:
+def plan_gc(
+    store: Store, *, keep_last: int = 1, grace: float = DEFAULT_GRACE, clock: Callable[[], float] = time.time
+) -> Plan:
     """What a gc would remove. ``keep_last``: entries of each ref's history that stay, what it means now included.
+
+    ``clock``: the storage's; a plan that is only looked at takes this host's, for it writes nothing that would be dated.
 
     Raises IntegrityError when anything reachable cannot be read: then nothing is known to be garbage.
     """
     entries = {kind: store.list(kind) for kind in _ORDER}
-    reachable = _reachable(store, keep_last, grace)
-    old = time.time() - grace
-    dead = {"leases": time.time() - leases.PUSH_ALIVE}
+    now = clock()
+    reachable = _reachable(store, keep_last, grace, now)
+    old, dead = now - grace, {"leases": now - leases.PUSH_ALIVE}
     candidates = [
         entry
         for kind in _ORDER
@@ -84,7 +89,8 @@ def collect(store: Store, *, keep_last: int = 1, grace: float = DEFAULT_GRACE) -
     """Remove what ``plan_gc`` lists. Safe while others push."""
     with leases.held(store.backend, "gc") as lease:
         # Planned under the lease: a push whose lease this plan does not see will see ours, and wait before it looks.
-        plan = plan_gc(store, keep_last=keep_last, grace=grace)
+        clock = leases.storage_clock(store.backend, lease)
+        plan = plan_gc(store, keep_last=keep_last, grace=grace, clock=clock)
         renewed = time.monotonic()
         for start in range(0, len(plan.doomed), _BATCH):
             if time.monotonic() - renewed > leases.GC_ALIVE / 4:
@@ -127,19 +133,19 @@ def purge(store: Store, name: str, *, force: bool = False) -> list[Entry]:
     return doomed
 
 
-def _reachable(store: Store, keep_last: int, grace: float) -> set[str]:
+def _reachable(store: Store, keep_last: int, grace: float, now: float) -> set[str]:
     found: set[str] = set()
     programs: set[str] = set()
     bundles: set[str] = set()
     # Before the refs and bundles: a push whose lease is gone by now has published, one that has not still holds it.
-    for lease in leases.pushes(store.backend):
+    for lease in leases.pushes(store.backend, now):
         found |= {program_path(key) for key in lease.programs} | {blob_path(digest) for digest in lease.blobs}
         programs |= {program_path(key) for key in lease.programs}
         bundles |= set(lease.bundles)
     for name in refs(store.backend):
         bundles.add(read_ref(store.backend, name).bundle)
         bundles |= {record.bundle for record in history(store.backend, name)[:keep_last]}
-    young = time.time() - grace
+    young = now - grace
     bundles |= {Path(entry.path).stem for entry in store.list("bundles") if entry.modified >= young}
     for bundle in bundles:
         try:

@@ -3,13 +3,15 @@
 A push writes a lease, then waits until no gc runs, then looks what is there. A gc writes a lease, then reads those of
 the pushes, then deletes. Whichever lease is written first is seen by the other side, so nothing that a push relies on
 is lost, and no lock is needed that a killed process would leave behind.
+
+How old a lease is, is told by the storage's clock alone, so hosts whose clocks differ do not take each other for dead.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from neuron_aot_runtime.contract.errors import NotFoundError
@@ -41,11 +43,17 @@ def held(
         backend.delete(path)
 
 
-def pushes(backend) -> list[Lease]:
-    """The leases of pushes, less those that were killed."""
+def storage_clock(backend, path: str) -> Callable[[], float]:
+    """The storage's own time, in seconds since 1970, set by an object that was written a moment ago."""
+    ahead = backend.stat(path).modified - time.monotonic()
+    return lambda: ahead + time.monotonic()
+
+
+def pushes(backend, now: float) -> list[Lease]:
+    """The leases of pushes, less those that were killed. ``now``: by the storage's clock."""
     found = []
     for entry in backend.list("leases"):
-        if entry.path.startswith("leases/push-") and time.time() - entry.modified < PUSH_ALIVE:
+        if entry.path.startswith("leases/push-") and now - entry.modified < PUSH_ALIVE:
             try:
                 data = backend.read(entry.path)
             except NotFoundError:
@@ -54,13 +62,10 @@ def pushes(backend) -> list[Lease]:
     return found
 
 
-def wait_for_gc(backend, *, poll: float = 1.0) -> bool:
-    """Return when no gc runs; whether one did."""
-    waited = False
+def wait_for_gc(backend, lease: str, *, poll: float = 1.0) -> None:
+    """Return when no gc runs. ``lease``: the path of the caller's own."""
+    clock = storage_clock(backend, lease)
     while any(
-        entry.path.startswith("leases/gc-") and time.time() - entry.modified < GC_ALIVE
-        for entry in backend.list("leases")
+        entry.path.startswith("leases/gc-") and clock() - entry.modified < GC_ALIVE for entry in backend.list("leases")
     ):
-        waited = True
         time.sleep(poll)
-    return waited

@@ -30,8 +30,8 @@ def set_ref(backend, name: str, record: RefRecord) -> RefRecord:
     except NotFoundError:
         pass
     # Under a lease: until the ref says so, nothing else may keep an old bundle from a gc.
-    with leases.held(backend, "push", bundles=[record.bundle]):
-        leases.wait_for_gc(backend)
+    with leases.held(backend, "push", bundles=[record.bundle]) as lease:
+        leases.wait_for_gc(backend, lease)
         _require_bundle(backend, name, record)
         mine = _append(backend, name, record)
         while True:

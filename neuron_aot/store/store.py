@@ -196,8 +196,8 @@ class Store(BlobStore):
         self, programs: Iterable[str] = (), blobs: Iterable[str] = (), bundles: Iterable[str] = ()
     ) -> Iterator[None]:
         """Until its end no gc takes these, whatever their age. Waits for a gc that runs already."""
-        with leases.held(self.backend, "push", programs, blobs, bundles):
-            leases.wait_for_gc(self.backend)
+        with leases.held(self.backend, "push", programs, blobs, bundles) as lease:
+            leases.wait_for_gc(self.backend, lease)
             yield
 
     def _require_program(self, program) -> None:
