@@ -198,7 +198,15 @@ def measure(size: int, blobs: int, rounds: int, directory: Path) -> dict:
                 "push boto3": [*boto3, "push", str(source / "blobs"), f"boto{number}/"],
                 "pull neuron-aot": neuron_aot("pull", f"{at}ours{number}@bench", str(here / "ours")),
                 "pull s5cmd": [*s5cmd, "cp", f"{at}s5{number}/*", f"{here}/s5/"],
-                "pull s5cmd, then sha256": [sys.executable, "-c", _THEN_SHA256, *s5cmd, "cp", f"{at}s5{number}/*", f"{here}/s5sha/"],
+                "pull s5cmd, then sha256": [
+                    sys.executable,
+                    "-c",
+                    _THEN_SHA256,
+                    *s5cmd,
+                    "cp",
+                    f"{at}s5{number}/*",
+                    f"{here}/s5sha/",
+                ],
                 "pull boto3": [*boto3, "pull", str(here / "boto"), f"boto{number}/"],
             }
             for name, command in turns.items():

@@ -136,7 +136,7 @@ def test_the_contract_and_the_store_need_only_the_base_dependencies():
     allowed = set(sys.stdlib_module_names) | {"neuron_aot_runtime", "pydantic"}
     lazily = {
         "objects.py": {"obstore"},
-        "aws.py": {"obstore", "boto3"},
+        "aws.py": {"obstore", "boto3", "botocore"},
         "generic.py": {"fsspec"},
         "trust.py": {"cryptography"},
     }  # the extras s3, fsspec and trust; the next test sees to it that importing the store imports none

@@ -76,8 +76,19 @@ def start(tmp_path: Path, shard: str) -> subprocess.Popen:
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, str(script), str(tmp_path / "recipe.yaml"), str(tmp_path / "store"), shard]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+        start_new_session=True,
     )
+
+
+def compiled_by(process: subprocess.Popen) -> int:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err[-4000:]
+    return int(out)
 
 
 def test_a_shard_dies_and_others_overlap_and_the_bundle_is_complete(recipe, store, compiler, tmp_path):
@@ -101,7 +112,7 @@ def test_a_shard_dies_and_others_overlap_and_the_bundle_is_complete(recipe, stor
     compiler(seconds=0.1)
     # 1/2 overlaps with both of 2/3 and 3/3, and 1/3 runs twice.
     others = [start(tmp_path, shard) for shard in ("2/3", "3/3", "1/3", "1/3", "1/2")]
-    compiled = [int(process.communicate(timeout=120)[0]) for process in others]
+    compiled = [compiled_by(process) for process in others]
     assert sum(compiled) == count - stored
     starts = Counter(runs())
     assert len(starts) == count and sum(starts.values()) == count + 1  # only what was killed began twice

@@ -93,7 +93,9 @@ def recorder(monkeypatch):
                     said = (refused_xml(recorded.refuses) if recorded.refuses else sts_answer(action)).encode()
                 else:
                     role = {"accessKeyId": "role-key", "secretAccessKey": "s", "sessionToken": "t", "expiration": 4e12}
-                    said = json.dumps({"__type": recorded.refuses} if recorded.refuses else {"roleCredentials": role}).encode()
+                    said = json.dumps(
+                        {"__type": recorded.refuses} if recorded.refuses else {"roleCredentials": role}
+                    ).encode()
             elif self.path == "/credentials":
                 recorded.asked.append(self.headers["Authorization"])
                 credentials = {"AccessKeyId": "role-key", "SecretAccessKey": "s", "Token": "role-token"}
