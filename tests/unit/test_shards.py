@@ -72,7 +72,8 @@ if __name__ == "__main__":
 
 def start(tmp_path: Path, shard: str) -> subprocess.Popen:
     script = tmp_path / "run.py"
-    script.write_text(RUN)
+    if not script.exists():  # the one that started before may be reading it
+        script.write_text(RUN)
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, str(script), str(tmp_path / "recipe.yaml"), str(tmp_path / "store"), shard]
     return subprocess.Popen(
