@@ -58,7 +58,7 @@ def describe_grid(recipe: Recipe, store: Store | None, toolchain: Toolchain, *, 
     grid = shapes.grid
     bounds = padding_bounds(grid.programs)
     found = set(make_plan(recipe, store, toolchain).found) if store else set()
-    samples = read_samples(store, recipe.target) if store else []
+    samples = read_samples(store, recipe.target, shapes.layout) if store else []
     rows = []
     for program in grid.programs:
         held = program.name in found
@@ -80,7 +80,7 @@ def describe_grid(recipe: Recipe, store: Store | None, toolchain: Toolchain, *, 
         target=recipe.target,
         rows=tuple(rows),
         dropped=grid.dropped,
-        memory=device_bytes(toolchain.family(recipe.architecture).layout(shapes.model)),
+        memory=device_bytes(shapes.layout),
         jobs=jobs,
         # No schedule ends before the longest program or before the work is shared out evenly.
         seconds=max(max(known), sum(known) / jobs) if known else None,

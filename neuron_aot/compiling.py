@@ -113,7 +113,7 @@ def compile_misses(
 def estimated_memory(plan: Plan, store: Store) -> dict[str, int]:
     """MB at the peak of making each program of ``plan.misses``, by name, learned from the store's past compiles."""
     misses = plan.misses
-    needs = memory_needs(store, misses, plan.recipe.target)
+    needs = memory_needs(store, misses, plan.recipe.target, plan.layout)
     return {program.name: need for program, need in zip(misses, needs, strict=True)}
 
 

@@ -1,4 +1,8 @@
-"""What compiling will take, learned from a store's provenance records."""
+"""What compiling will take, learned from a store's provenance records of models alike.
+
+Time follows the number of operators, so the layers, and memory the sizes of their operands too: what a model of another
+size took says nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,17 @@ from statistics import mean, median
 from neuron_aot_runtime.contract.buckets import bucket_distance
 from neuron_aot_runtime.contract.errors import IntegrityError
 from neuron_aot_runtime.contract.manifest import Bucket
+from neuron_aot_runtime.store import Entry
 
-from .program import ProgramPlan
+from .program import ModelLayout, ProgramPlan
 from .store import Store, parallel
 from .targets import CPU
 
-#: Requests in the records that are read at most; a store may hold years of them.
-_MOST_RECORDS = 2000
+#: Records that are read at most, the newest; a store may hold years of them, and of other compilers.
+_MOST_RECORDS = 500
 _NEIGHBOURS = 3
+#: How many times the layers, or the weights of a rank, of a model that is alike.
+_ALIKE = 2
 
 #: MB of one compile where the store knows none like it: a worker's imports and a small model's program; for Neuron what
 #: its compiler is documented to take at least.
@@ -45,31 +52,35 @@ class Estimate:
     nbytes: int
 
 
-def read_samples(store: Store, target: str) -> list[Sample]:
-    """Past compiles for ``target``; damaged records are passed over. Raises AccessDeniedError, StorageFaultError."""
+def read_samples(store: Store, target: str, layout: ModelLayout) -> list[Sample]:
+    """Past compiles for ``target`` of models like that of ``layout``; damaged records are passed over.
 
-    def sample(path: str) -> Sample | None:
-        key = path.rpartition("/")[2].removesuffix(".json")
+    Raises AccessDeniedError, StorageFaultError.
+    """
+
+    def sample(entry: Entry) -> Sample | None:
         try:
-            request = store.request(key)
-            record = store.program(request.program_key) if request else None
+            record = store.program(entry.path.rpartition("/")[2].removesuffix(".json"))
         except IntegrityError:
             return None
-        if record is None or record.target != target:
+        if record is None or record.target != target or (of := record.provenance.compiled) is None:
+            return None
+        if not (_alike(of.num_layers, layout.kv_cache.num_layers) and _alike(of.weight_bytes, layout.weight_bytes)):
             return None
         made = record.provenance
         seconds = (made.lower_ms + made.generate_ms) / 1000
-        return Sample(request.phase, request.bucket, seconds, made.peak_memory_mb, record.artifact.size)
+        return Sample(of.phase, of.bucket, seconds, made.peak_memory_mb, record.artifact.size)
 
-    found = parallel(sample, store.names("requests")[:_MOST_RECORDS])
-    return [item for item in found if item is not None]
+    newest = sorted(store.list("programs"), key=lambda entry: (-entry.modified, entry.path))[:_MOST_RECORDS]
+    return [item for item in parallel(sample, newest) if item is not None]
+
+
+def _alike(one: int, other: int) -> bool:
+    return max(one, other) <= _ALIKE * min(one, other)
 
 
 def estimate(samples: Iterable[Sample], phase: str, bucket: Bucket) -> Estimate | None:
-    """The median of the nearest past compiles of the phase, by bucket; None without any.
-
-    Of whatever model: time follows the number of operators, so a store that holds one family estimates best.
-    """
+    """The median of the nearest past compiles of the phase, by bucket; None without any."""
     near = sorted(
         (item for item in samples if item.phase == phase), key=lambda item: bucket_distance(item.bucket, bucket)
     )
@@ -83,9 +94,9 @@ def estimate(samples: Iterable[Sample], phase: str, bucket: Bucket) -> Estimate 
     )
 
 
-def memory_needs(store: Store, programs: Sequence[ProgramPlan], target: str) -> list[int]:
+def memory_needs(store: Store, programs: Sequence[ProgramPlan], target: str, layout: ModelLayout) -> list[int]:
     """MB at the peak of making each program, learned from the store's past compiles, else the stated default."""
-    samples = read_samples(store, target)
+    samples = read_samples(store, target, layout)
     default = DEFAULT_MEMORY_MB.get(target, DEFAULT_NEURON_MEMORY_MB)
     guesses = [estimate_memory(samples, program.phase, program.bucket) for program in programs]
     return [default if guess is None else guess for guess in guesses]

@@ -15,7 +15,7 @@ from neuron_aot_runtime.contract.errors import CompileError, TransientCompileErr
 from neuron_aot_runtime.contract.layout import blob_path
 from neuron_aot_runtime.contract.manifest import Artifact
 from neuron_aot_runtime.store import FailureRecord, ProgramRecord, Provenance, RequestRecord
-from neuron_aot_runtime.store.records import now
+from neuron_aot_runtime.store.records import Compiled, now
 
 from . import __version__, codegen, keys, lower, models
 from .codegen import CodeGenerator, CompilerError
@@ -130,7 +130,7 @@ def make_program(job: Job, note: Callable[[str], None]) -> Made:
 
                     raise violations_error(violations, generator.target)
                 note("generating")
-                stored = _generate(store, generator, lowered, key, lower_ms)
+                stored = _generate(store, generator, lowered, key, lower_ms, _compiled(job))
             else:
                 stored = Stored(record)
         request = RequestRecord(
@@ -145,7 +145,17 @@ def make_program(job: Job, note: Callable[[str], None]) -> Made:
         return Made(request, stored.record, compiled=compiled, adopted=stored.adopted)
 
 
-def _generate(store: Store, generator: CodeGenerator, lowered: LoweredProgram, key: str, lower_ms: int) -> Stored:
+def _compiled(job: Job) -> Compiled:
+    plan = job.plan
+    layout = job.toolchain.family(plan.model.architecture).layout(plan.model)
+    return Compiled(
+        phase=plan.phase, bucket=plan.bucket, num_layers=layout.kv_cache.num_layers, weight_bytes=layout.weight_bytes
+    )
+
+
+def _generate(
+    store: Store, generator: CodeGenerator, lowered: LoweredProgram, key: str, lower_ms: int, compiled: Compiled
+) -> Stored:
     started = time.monotonic()
     with store.scratch() as directory:
         artifact = directory / "artifact"
@@ -171,6 +181,7 @@ def _generate(store: Store, generator: CodeGenerator, lowered: LoweredProgram, k
                 generate_ms=generate_ms,
                 peak_memory_mb=_peak_memory_mb(),
                 versions={"neuron-aot": __version__, **keys.library_versions()},
+                compiled=compiled,
             ),
             attachments={name: _described(path, name) for name, path in further.items()},
         )

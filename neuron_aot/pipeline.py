@@ -19,7 +19,7 @@ from . import __version__, keys
 from .compiling import Progress, RunOptions, compile_misses
 from .make import Toolchain
 from .plan import Grid, ReasonedDrop, check_budget, memory_budget, plan_programs
-from .program import ModelPlan, ProgramPlan
+from .program import ModelLayout, ModelPlan, ProgramPlan
 from .recipe import Recipe
 from .schedule.shards import Shard
 from .settings import read_settings
@@ -33,6 +33,7 @@ class Shapes:
 
     recipe: Recipe
     model: ModelPlan
+    layout: ModelLayout
     grid: Grid
     memory: MemoryBudget | None
 
@@ -104,7 +105,9 @@ def plan_shapes(recipe: Recipe, toolchain: Toolchain, *, check_memory: bool = Tr
             serving = recipe.serving.model_copy(update={"num_gpu_blocks_override": memory.num_blocks})
             recipe = replace(recipe, serving=serving)
             model = model_plan(recipe, toolchain)
-    return Shapes(recipe=recipe, model=model, grid=plan_programs(recipe.serving, model), memory=memory)
+            layout = family.layout(model)
+    grid = plan_programs(recipe.serving, model)
+    return Shapes(recipe=recipe, model=model, layout=layout, grid=grid, memory=memory)
 
 
 def model_plan(recipe: Recipe, toolchain: Toolchain) -> ModelPlan:
@@ -138,6 +141,7 @@ def make_plan(recipe: Recipe, store: Store, toolchain: Toolchain) -> Plan:
     return Plan(
         recipe=shapes.recipe,
         model=shapes.model,
+        layout=shapes.layout,
         grid=shapes.grid,
         memory=shapes.memory,
         lowering=lowering,
@@ -226,7 +230,7 @@ def bundle_manifest(
     plan: Plan, programs: dict[str, tuple[RequestRecord, ProgramRecord]], toolchain: Toolchain
 ) -> Manifest:
     """The manifest of a plan whose programs are all there."""
-    layout = toolchain.family(plan.model.architecture).layout(plan.model)
+    layout = plan.layout
     generator = toolchain.code_generator(plan.model.target, plan.recipe.options)
     entries = []
     for item in plan.grid.programs:

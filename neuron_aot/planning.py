@@ -79,9 +79,9 @@ def plan_traffic(request: Request, toolchain: Toolchain) -> Planned:
     recipe = load_recipe(request.recipe, engine=engine, without=_CHOSEN)
     traffic = read_traffic(request.traffic, max_model_len=recipe.serving.max_model_len)
     shapes = plan_shapes(recipe, toolchain)
-    serving, layout = shapes.recipe.serving, toolchain.family(recipe.architecture).layout(shapes.model)
+    serving, layout = shapes.recipe.serving, shapes.layout
     speed = device_speed(recipe.target, serving.tensor_parallel_size, tflops=request.tflops, gbytes=request.gbytes)
-    samples = read_samples(request.store, recipe.target) if request.store else []
+    samples = read_samples(request.store, recipe.target, layout) if request.store else []
     price = _pricing(samples, recipe.target)
     planner = TrafficPlanner(serving, layout, recipe.model_config, speed, request.limits, price)
     return Planned(

@@ -54,6 +54,11 @@ class ModelLayout:
     weight_map: tuple[WeightEntry, ...]
     kv_cache: KVCacheSpec
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of one rank."""
+        return sum(spec.nbytes for spec in self.params)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoweredProgram:

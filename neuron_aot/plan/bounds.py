@@ -38,6 +38,6 @@ def padding_bounds(programs: Sequence[ProgramPlan]) -> dict[str, Bound]:
 def device_bytes(layout: ModelLayout) -> dict[str, int]:
     """Bytes of a device's memory by what they hold; programs come on top."""
     return {
-        "weights": sum(spec.nbytes for spec in layout.params),
+        "weights": layout.weight_bytes,
         "kv_cache": sum(spec.nbytes for spec in layout.states),
     }

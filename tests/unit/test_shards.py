@@ -185,9 +185,10 @@ def test_memory_is_scaled_by_what_past_compiles_show():
 
 
 def test_needs_are_learned_from_the_store(recipe, store):
-    programs = make_plan(recipe, store, FAKE).misses
-    assert set(memory_needs(store, programs, "cpu")) == {DEFAULT_MEMORY_MB["cpu"]}
+    plan = make_plan(recipe, store, FAKE)
+    programs = plan.misses
+    assert set(memory_needs(store, programs, "cpu", plan.layout)) == {DEFAULT_MEMORY_MB["cpu"]}
     compile_recipe(recipe, store, FAKE)
-    learned = memory_needs(store, programs, "cpu")
+    learned = memory_needs(store, programs, "cpu", plan.layout)
     peaks = [json.loads(store.read(name))["provenance"]["peak_memory_mb"] for name in store.names("programs")]
     assert min(peaks) * 0.5 < min(learned) <= max(learned) < max(peaks) * 2

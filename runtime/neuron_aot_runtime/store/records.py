@@ -21,14 +21,27 @@ class _Record(BaseModel):
         return (self.model_dump_json(indent=1) + "\n").encode()
 
 
+class Compiled(_Record):
+    """What an artifact was first made for. ``weight_bytes``: of one rank."""
+
+    phase: str
+    bucket: Bucket
+    num_layers: int = Field(ge=1)
+    weight_bytes: int = Field(ge=0)
+
+
 class Provenance(_Record):
-    """How an artifact was made. Told to people; never part of a key or an identity."""
+    """How an artifact was made. Told to people, learned from; never part of a key or an identity.
+
+    ``compiled``: None of an artifact that was adopted.
+    """
 
     built_at: str
     lower_ms: int = Field(ge=0)
     generate_ms: int = Field(ge=0)
     peak_memory_mb: int = Field(ge=0)
     versions: dict[str, str]
+    compiled: Compiled | None = None
 
 
 class ProgramRecord(_Record):
