@@ -6,14 +6,16 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from neuron_aot_runtime.contract.errors import StorageFaultError
+from neuron_aot_runtime.contract.errors import StorageFaultError, UsageError
 
 
 def write_text(path: Path, text: str, check: Callable[[Path], object] = lambda draft: None) -> None:
     """Write ``text`` to ``path``, replacing what is there; first to a draft beside it, which ``check`` may refuse.
 
-    Raises StorageFaultError, and what ``check`` raises; ``path`` is as it was then.
+    Raises UsageError (a directory), StorageFaultError, and what ``check`` raises; ``path`` is as it was then.
     """
+    if not path.name or path.is_dir():
+        raise UsageError(f"{path} is a directory", wanted="a file to write", next_command="add a file's name to it")
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         try:

@@ -22,10 +22,10 @@ def buckets_command(
     """Show the programs of RECIPE: how much each can pad, what they take, and the shapes that are not made."""
     from ..buckets import describe_grid
     from ..make import default_toolchain
-    from ..store import open_store
+    from ..store import open_existing
     from ._recipe import command_recipe
 
-    opened = open_store(store) if store is not None else None
+    opened = open_existing(store) if store is not None else None
     grid = describe_grid(command_recipe(recipe, target=target), opened, default_toolchain(), jobs=jobs)
     if json_output:
         _output.data(grid.as_data())

@@ -20,22 +20,30 @@ def plan_command(
     ] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="The largest prefill bucket.")] = None,
     max_prefill_buckets: Annotated[
-        int | None, typer.Option(min=1, help="At most so many prefill token buckets; default: as powers of two have.")
+        int | None,
+        typer.Option(min=1, max=64, help="At most so many prefill token buckets; default: as powers of two have."),
     ] = None,
     max_programs: Annotated[int | None, typer.Option(min=1, help="At most so many programs.")] = None,
     max_compile_minutes: Annotated[
-        float | None, typer.Option(min=0.01, help="At most so long a compile of all programs.")
+        float | None,
+        typer.Option(min=0.01, max=1e9, help="At most so long a compile of all programs."),
     ] = None,
     max_hbm: Annotated[
-        float | None, typer.Option(min=0.01, help="At most so many GiB a rank: weights, KV cache and programs.")
+        float | None,
+        typer.Option(min=0.01, max=1e9, help="At most so many GiB a rank: weights, KV cache and programs."),
     ] = None,
     store: Annotated[str | None, typer.Option(help="A store whose past compiles say what a program takes.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes that compile.")] = None,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Servers that share the traffic; default: as many as keep up with it.")
     ] = None,
-    tflops: Annotated[float | None, typer.Option(min=1e-6, help="The device's speed, TFLOP/s sustained.")] = None,
-    gbytes_per_second: Annotated[float | None, typer.Option(min=1e-6, help="The device's memory, GB/s.")] = None,
+    tflops: Annotated[
+        float | None,
+        typer.Option(min=1e-6, max=1e9, help="The device's speed, TFLOP/s sustained."),
+    ] = None,
+    gbytes_per_second: Annotated[
+        float | None, typer.Option(min=1e-6, max=1e9, help="The device's memory, GB/s.")
+    ] = None,
     write: Annotated[Path | None, typer.Option(help="Write a recipe with the choice.", show_default=False)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:

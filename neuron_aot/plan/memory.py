@@ -33,9 +33,7 @@ def memory_budget(
     """
     weights = sum(spec.nbytes for spec in layout.params)
     block = sum(spec.nbytes for spec in layout.states) // layout.kv_cache.num_blocks
-    total = int(
-        device_bytes * Fraction(str(serving.engine_extras.get("gpu_memory_utilization") or DEFAULT_UTILIZATION))
-    )
+    total = int(device_bytes * Fraction(str(serving.engine_extras.get("gpu_memory_utilization", DEFAULT_UTILIZATION))))
     available = min(max(total - weights, 0), int(total * kv_cap))
     blocks = serving.num_blocks if blocks_given else min(available // block, _MOST_SLOTS // serving.block_size)
     return MemoryBudget(

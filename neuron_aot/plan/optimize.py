@@ -60,10 +60,7 @@ def choose_prefill(
     Least work (``1 + attention * context`` a token) among the choices on the convex hull of work and tokens that pad
     at most TOKEN_SLACK more prompt tokens than the least possible. ``contexts_C``: ascending, as prefill_contexts().
     """
-    step = min(TOKEN_STEP, block_size)
-    while max_tokens // step > _MAX_CANDIDATES:
-        step *= 2
-    sizes_C = np.unique(np.append(np.minimum(-(-pieces.tokens_P // step) * step, max_tokens), max_tokens))
+    sizes_C = _prefill_candidates(pieces.tokens_P, max_tokens, min(TOKEN_STEP, block_size))
     owner_P = np.searchsorted(sizes_C, pieces.tokens_P)
     n = len(sizes_C)
     tokens_ji, work_ji = (np.empty((n, n)) for _ in range(2))
@@ -88,6 +85,18 @@ def choose_prefill(
                 low = middle
         chosen.append(tuple(sizes_C[list(cover)].tolist()))
     return chosen
+
+
+def _prefill_candidates(tokens_P: np.ndarray, max_tokens: int, step: int) -> np.ndarray:
+    """What pieces need, in multiples of ``step``; where those are too many, of 1/64 of the power of two below them."""
+
+    def rounded(step_P) -> np.ndarray:
+        return np.unique(np.append(np.minimum(-(-tokens_P // step_P) * step_P, max_tokens), max_tokens))
+
+    sizes_C = rounded(step)
+    if len(sizes_C) <= _MAX_CANDIDATES:
+        return sizes_C
+    return rounded(np.maximum(step, (1 << np.log2(tokens_P).astype(np.int64)) // 64))
 
 
 def choose_sizes(sizes_C: np.ndarray, weights_C: np.ndarray, limit: int) -> list[tuple[int, ...]]:

@@ -15,6 +15,9 @@ from neuron_aot_runtime.contract.errors import UsageError
 
 COLUMNS = ("timestamp", "prompt_tokens", "output_tokens")
 
+#: The year 5138, since 1970; today in milliseconds is 17 times as much.
+_MOST_SECONDS = 1e11
+
 #: So many requests over the limit are outliers that a server refuses; more mean that the limit is not this traffic's.
 OUTLIER_SHARE = 0.01
 
@@ -139,10 +142,10 @@ def _seconds(text: str) -> float:
     except ValueError:
         try:
             return datetime.fromisoformat(text).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError, OSError):
             raise ValueError(f"timestamp {text!r} is neither a date nor seconds") from None
-    if not np.isfinite(seconds):
-        raise ValueError(f"timestamp {text!r} is not finite")
+    if not abs(seconds) < _MOST_SECONDS:  # not a number, infinite, or of another unit
+        raise ValueError(f"timestamp {text!r} is not in seconds")
     return seconds
 
 

@@ -36,6 +36,11 @@ def test_a_store_says_what_it_holds_and_what_the_rest_takes(run, tmp_path, compi
     assert "with 2 jobs" in run("buckets", "recipe.yaml", "--store", "store", "--jobs", "2").stdout
 
 
-def test_an_empty_store_knows_nothing(run):
+def test_a_store_that_is_not_there_is_an_error(run):
+    assert "there is no store at nowhere" in run("buckets", "recipe.yaml", "--store", "nowhere", code=4).stderr
+
+
+def test_an_empty_store_knows_nothing(run, tmp_path):
+    (tmp_path / "store").mkdir()
     told = run("buckets", "recipe.yaml", "--store", "store").stdout
     assert "compile    unknown" in told and "4 programs unknown" in told

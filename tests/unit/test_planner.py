@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_toolchain import write_recipe
+from neuron_aot_runtime.contract.buckets import powers_of_two
 from neuron_aot_runtime.contract.errors import UsageError
 
 from neuron_aot.plan.cost import Cost, Speed, device_speed
@@ -75,6 +76,16 @@ def test_long_prompts_are_prefilled_in_segments():
         (44, 300, 2), (100, 100, 1), (128, 128, 2), (128, 256, 2),
     ]  # fmt: skip
     assert token_padding(Pieces(np.array([100]), np.array([100]), np.array([3])), (128,)) == pytest.approx(0.28)
+
+
+@pytest.mark.parametrize(("requests", "longest"), [(3, 1_000_000), (20_000, 131_072), (20_000, 1_000_000)])
+def test_however_long_the_largest_bucket_is_the_choice_is_no_worse_than_powers_of_two(requests, longest):
+    lengths_R = np.random.default_rng(0).lognormal(8, 1.5, requests).astype(np.int64) % (longest - 1) + 1
+    pieces = prompt_pieces(lengths_R, longest)
+    default = powers_of_two(128, longest)
+    terms = {"attention": 0.0, "contexts_C": np.array([longest]), "block_size": 32}
+    chosen = choose_prefill(pieces, longest, len(default), **terms)[-1]
+    assert token_padding(pieces, chosen) < token_padding(pieces, default) and not any(size % 16 for size in chosen)
 
 
 def test_the_largest_token_bucket_need_not_be_a_multiple():
@@ -226,3 +237,9 @@ def test_traffic_without_any_decoding_keeps_the_default_batches(run, tmp_path):
     (tmp_path / "requests.csv").write_text("timestamp,prompt_tokens,output_tokens\n0,10,1\n0,20,0\n")
     data = json.loads(run("plan", "recipe.yaml", "--traffic", "requests.csv", "--json").stdout.splitlines()[-1])
     assert data["num_seqs_buckets"] == [1, 2] and data["num_batched_tokens_buckets"] == [128]
+
+
+@pytest.mark.parametrize("amount", ["inf", "nan", "1e300", "0", "-1"])
+@pytest.mark.parametrize("option", ["--max-hbm", "--max-compile-minutes", "--tflops", "--gbytes-per-second"])
+def test_amounts_that_cannot_be_meant(run, option, amount):
+    assert option in run(*ARGUMENTS, option, amount, code=2).stderr

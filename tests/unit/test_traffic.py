@@ -54,7 +54,9 @@ def test_a_rare_request_over_the_limit_counts_as_long_as_it(tmp_path):
         (HEADER + "0,0,5\n1,10,5\n", "line 2: prompt_tokens '0'"),
         (HEADER + "0,10,-5\n1,10,5\n", "line 2: output_tokens '-5'"),
         (HEADER + "noon,10,5\n1,10,5\n", "line 2: timestamp 'noon' is neither a date nor seconds"),
-        (HEADER + "nan,10,5\n1,10,5\n", "line 2: timestamp 'nan' is not finite"),
+        (HEADER + "nan,10,5\n1,10,5\n", "line 2: timestamp 'nan' is not in seconds"),
+        (HEADER + "1,10,5\n-inf,10,5\n", "line 3: timestamp '-inf' is not in seconds"),
+        (HEADER + "1733333333000,10,5\n1,10,5\n", "line 2: timestamp '1733333333000' is not in seconds"),
         (HEADER + "0,10,5\n1,996,5\n", "1 of 2 requests are longer than max_model_len"),
     ],
 )

@@ -45,6 +45,7 @@ class Rules:
         dtype = self.dtype(model_config)
         self.kv_cache_dtype()
         ranks = self.number("tensor_parallel_size", 1)
+        self.utilization()
         greedy = self.sampling()
         prefix_caching = self.boolean("enable_prefix_caching", True)
         block_size = self.block_size()
@@ -99,6 +100,15 @@ class Rules:
             self.add(f"engine.{name}", "a positive whole number", value)
             return None
         return value
+
+    def utilization(self) -> None:
+        value = self.engine.get("gpu_memory_utilization", 1)
+        try:
+            wrong = isinstance(value, bool) or not 0 < float(value) <= 1
+        except (TypeError, ValueError):
+            wrong = True
+        if wrong:
+            self.add("engine.gpu_memory_utilization", "a share of the device's memory, above 0 and at most 1", value)
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self.engine.get(name, default)
