@@ -14,11 +14,17 @@ from .user_command import find_model_config, parse_command
 
 
 def recipe_from_command(
-    command: str, *, base: Path | None = None, target: str | None = None, lnc: int | None = None
+    command: str,
+    *,
+    base: Path | None = None,
+    target: str | None = None,
+    lnc: int | None = None,
+    model_config: Path | None = None,
 ) -> Recipe:
     """The recipe that compiles what ``command`` serves; what it leaves open comes from the recipe ``base``, if any.
 
-    The model is the command's: of it only config.json is read. Raises UsageError, ConfigError, RecipeError.
+    The model is the command's: of it only config.json is read, ``model_config`` where that is given. Raises UsageError,
+    ConfigError, RecipeError.
     """
     try:
         words = shlex.split(command)
@@ -37,5 +43,5 @@ def recipe_from_command(
         own = document.get(section)
         document[section] = {**own, **options} if isinstance(own, Mapping) else options if own is None else own
     # A config.json's directory is what `serve` finds the checkpoint by.
-    document["model"] = str(find_model_config(user).parent)
+    document["model"] = str(find_model_config(user, model_config).parent)
     return resolve_recipe(document, base or Path("the command"), target=target, lnc=lnc)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from neuron_aot_runtime.contract.errors import UsageError
 from neuron_aot_runtime.contract.manifest import Bucket, Manifest
-from neuron_aot_runtime.store import open_bundle, parse_reference
+from neuron_aot_runtime.store import Bundle, open_bundle, parse_reference
+from neuron_aot_runtime.vllm.building import build_command
 from neuron_aot_runtime.vllm.check import COMPARED
 from neuron_aot_runtime.vllm.making import Making, making
 
@@ -48,22 +50,25 @@ def explain(reference: str, wanted: Sequence[str], *, model_config: Path | None 
         coverage=found,
         built_with=_built_with(found.bundle.manifest) if build else (),
         making=making(found.bundle, missing) if missing else None,
-        next_command=build or f"neuron-aot show {wanted[0]}",
+        next_command=build(found.bundle) if build else f"neuron-aot show {wanted[0]}",
     )
 
 
-def _asked(wanted: Sequence[str], store: str, model_config: Path | None) -> tuple[Asked, str | None]:
-    """What is asked for, and the command that builds it; None for a bundle, which is built."""
+def _asked(
+    wanted: Sequence[str], store: str, model_config: Path | None
+) -> tuple[Asked, Callable[[Bundle], str] | None]:
+    """What is asked for, and from the nearest bundle the command that builds it; None for a bundle, which is built."""
     if not wanted:
         raise UsageError("say what is wanted", wanted="a RECIPE, STORE@REF, or after -- a vllm serve command")
     if len(wanted) > 1:
         user = parse_command(wanted)
         config = read_model_config(find_model_config(user, model_config))
-        build = f"neuron-aot compile --store {store} --from-command {shlex.quote(shlex.join(wanted))}"
+        build = partial(build_command, words=wanted, model_config=model_config and str(model_config))
         return Asked(config=config, engine=user.engine, additional_config=user.additional_config), build
     (name,) = wanted
     if Path(name).suffix in (".yaml", ".yml") or Path(name).is_file():
-        return asked_by_recipe(load_recipe(Path(name))), f"neuron-aot compile {name} --store {store}"
+        build = shlex.join(["neuron-aot", "compile", name, "--store", store])
+        return asked_by_recipe(load_recipe(Path(name))), lambda bundle: build
     return asked_by_manifest(open_bundle(name).manifest), None
 
 

@@ -11,7 +11,12 @@ from ..settings import read_settings
 
 
 def command_recipe(
-    path: Path | None, *, command: str | None = None, target: str | None = None, lnc: int | None = None
+    path: Path | None,
+    *,
+    command: str | None = None,
+    target: str | None = None,
+    lnc: int | None = None,
+    model_config: Path | None = None,
 ) -> Recipe:
     """The recipe at ``path``, or of a user's ``vllm serve`` command that starts from it.
 
@@ -23,5 +28,5 @@ def command_recipe(
     if command is None:
         recipe = load_recipe(path, target=target, lnc=lnc)
     else:
-        recipe = recipe_from_command(command, base=path, target=target, lnc=lnc)
+        recipe = recipe_from_command(command, base=path, target=target, lnc=lnc, model_config=model_config)
     return replace(recipe, options=replace(recipe.options, timeout=settings.timeout))

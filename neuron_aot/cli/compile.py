@@ -18,6 +18,10 @@ def compile_command(
     from_command: Annotated[
         str | None, typer.Option(help="A vllm serve command, in quotes: its options are the recipe.")
     ] = None,
+    model_config: Annotated[
+        Path | None,
+        typer.Option(help="With --from-command: the model's config.json, when MODEL is not on this machine."),
+    ] = None,
     target: Annotated[str | None, typer.Option(help="Compile for this target instead of the recipe's.")] = None,
     store: Annotated[str, typer.Option(help="The store to compile into.")] = "./store",
     ref: Annotated[str | None, typer.Option(help="A name for the bundle, as in smollm2/demo; it is moved.")] = None,
@@ -52,13 +56,14 @@ def compile_command(
     if executor not in EXECUTORS:
         raise UsageError("--executor is unknown", wanted=" | ".join(EXECUTORS), found=executor)
     part = parse_shard(shard) if shard else None
+    finish = _command("assemble", recipe, from_command, model_config, store, target, lnc)
     if part and ref:
         raise UsageError(
             "a shard publishes no bundle, so --ref names nothing",
             found=f"--shard {part} --ref {ref}",
-            next_command=f"leave --ref out, then: {_assemble(recipe, from_command, store, target, lnc)} --ref {ref}",
+            next_command=f"leave --ref out, then: {finish} --ref {ref}",
         )
-    loaded = command_recipe(recipe, command=from_command, target=target, lnc=lnc)
+    loaded = command_recipe(recipe, command=from_command, target=target, lnc=lnc, model_config=model_config)
     opened, jobs = open_store(store), jobs or read_settings().workers
     if dry_run:
         return _dry_run(loaded, opened, part, open_executor(executor), json_output)
@@ -70,7 +75,7 @@ def compile_command(
     if part:
         _output.talk(
             f"shard {part}: {report.programs} programs, {report.compiled} compiled, {report.seconds:.2f} s; "
-            f"when all shards are done: {_assemble(recipe, from_command, store, target, lnc)}"
+            f"when all shards are done: {finish}"
         )
     else:
         _tell(report, store)
@@ -84,6 +89,7 @@ def compile_command(
 def assemble_command(
     recipe: Annotated[Path | None, typer.Argument(help="The recipe that the shards compiled.")] = None,
     from_command: Annotated[str | None, typer.Option(help="As for compile.")] = None,
+    model_config: Annotated[Path | None, typer.Option(help="As for compile.")] = None,
     target: Annotated[str | None, typer.Option(help="As for compile.")] = None,
     store: Annotated[str, typer.Option(help="The store that the shards compiled into.")] = "./store",
     ref: Annotated[str | None, typer.Option(help="A name for the bundle; it is moved.")] = None,
@@ -100,8 +106,9 @@ def assemble_command(
 
     if from_command is None and recipe is None:
         raise UsageError("there is nothing to assemble", wanted="a RECIPE, or --from-command 'vllm serve MODEL …'")
-    loaded = command_recipe(recipe, command=from_command, target=target, lnc=lnc)
-    again = _command("compile", recipe, from_command, store, target, lnc) + (f" --ref {ref}" if ref else "")
+    loaded = command_recipe(recipe, command=from_command, target=target, lnc=lnc, model_config=model_config)
+    again = _command("compile", recipe, from_command, model_config, store, target, lnc)
+    again += f" --ref {ref}" if ref else ""
     report = assemble(loaded, open_existing(store), default_toolchain(), ref=ref, again=again)
     _tell(report, store)
     if json_output:
@@ -130,12 +137,14 @@ def _as_data(report) -> dict:
     }
 
 
-def _assemble(recipe, from_command, store, target, lnc) -> str:
-    return _command("assemble", recipe, from_command, store, target, lnc)
-
-
-def _command(verb: str, recipe, from_command, store, target, lnc) -> str:
-    options = {"--from-command": from_command, "--target": target, "--lnc": lnc, "--store": store}
+def _command(verb: str, recipe, from_command, model_config, store, target, lnc) -> str:
+    options = {
+        "--from-command": from_command,
+        "--model-config": model_config,
+        "--target": target,
+        "--lnc": lnc,
+        "--store": store,
+    }
     words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
     return shlex.join(["neuron-aot", verb, *([str(recipe)] if recipe else []), *words])
 

@@ -1,7 +1,12 @@
 """Real bundles of a tiny model through vLLM: LLM and the OpenAI-compatible server, in processes of their own."""
 
+import os
 import random
+import shlex
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from reference import TOLERANCE, differences
@@ -189,6 +194,24 @@ def test_a_miss_lists_every_difference_and_exits_with_3(served, tiny, tmp_path):
         "neuron-aot compile",
     ):
         assert line in text
+
+
+def test_the_next_command_of_a_miss_makes_what_was_asked_for(served, tmp_path):
+    reference, model = served
+    copy = tmp_path / "store"
+    shutil.copytree(reference.partition("@")[0], copy)
+    options = ("--max-num-seqs", "3", "--max-model-len", "256")
+    _, text = refused(f"{copy}@tiny", str(model), *options, tmp_path=tmp_path)
+    command, _, rest = (
+        next(line for line in text.splitlines() if "next:" in line).partition("next:")[2].partition("   or ")
+    )
+    assert rest.startswith("leave the options out")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    covered = shlex.join(["neuron-aot", "coverage", f"{copy}@tiny", "--", "vllm", "serve", str(model), *options])
+    for line in (command, covered):  # a user pastes them into a shell
+        environment = {**os.environ, "PATH": path}
+        done = subprocess.run(line, shell=True, check=False, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_misplaced_option_exits_with_2(served, tmp_path):

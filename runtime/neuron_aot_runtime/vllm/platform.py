@@ -18,12 +18,12 @@ from vllm.platforms.interface import Platform, PlatformEnum
 from .. import device as devices
 from ..checkpoint import open_checkpoint
 from ..contract.errors import ConfigError, NeuronAotError
-from ..contract.layout import is_bundle_id
 from ..store import Bundle
 from ..weights import check_checkpoint
 from .active import CommandLine, active_bundle, logger
 from .arguments import padded_heads, serving_arguments
-from .check import Difference, compare, missing_programs
+from .building import build_command, can_be_built, serve_words
+from .check import Comparison, Difference, compare, missing_programs
 from .making import making
 from .requests import refusal
 
@@ -218,7 +218,7 @@ def _refuse_differences(vllm_config: VllmConfig) -> None:
     missing = missing_programs(bundle.manifest, result.serving) if result.serving else []
     result.raise_if_any(
         reference=str(bundle.reference),
-        next_command=_next_command(bundle),
+        next_command=_next_command(bundle, vllm_config.model_config.model, result),
         making=str(making(bundle, missing)) if missing else None,
     )
     _verify_inputs(vllm_config.model_config.model)
@@ -258,11 +258,11 @@ def _unsupported(vllm_config: VllmConfig) -> list[Difference]:
     return found
 
 
-def _next_command(bundle: Bundle) -> str:
-    build = f"neuron-aot compile RECIPE --target {bundle.manifest.target} --store {bundle.store_root}"
-    if bundle.reference.name is not None and not is_bundle_id(bundle.reference.name):
-        build += f" --ref {bundle.reference.name}"
+def _next_command(bundle: Bundle, model: str, result: Comparison) -> str:
     use = (
         "leave the options out" if CommandLine.active else "pass LLM(**neuron_aot_runtime.vllm.engine_args(reference))"
     )
-    return f"{build}   (with the wanted values in RECIPE); or {use} to serve what the bundle holds"
+    use += " to serve what the bundle holds"
+    if result.misuse or result.serving is None or not can_be_built(result.differences):
+        return use
+    return f"{build_command(bundle, serve_words(model, result.serving, bundle.manifest))}   or {use}"
