@@ -12,7 +12,9 @@ def compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_COMPILER", str(path))
 
     def tell(**behaviour):
-        path.write_text(json.dumps(behaviour))
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps(behaviour))
+        draft.replace(path)  # at one stroke: compilers that run already read it
 
     tell()
     return tell
